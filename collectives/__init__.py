@@ -1,0 +1,1 @@
+"""The wire: groups of ranks, operations between them, and what they send."""

@@ -1,0 +1,105 @@
+"""Process groups: one for the data that a split moves, one for control, so that their bytes stay apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that communicate together. `index` is this process's place among `ranks`."""
+
+    name: str
+    ranks: tuple[int, ...]
+    index: int
+    backend: str
+    process_group: dist.ProcessGroup | None  # None where there is one rank and nothing to say
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def place(self, rank: int) -> int:
+        """Place of a global rank in this group."""
+        return self.ranks.index(rank)
+
+
+class World:
+    """All ranks of a run.
+
+    The default process group carries control on gloo whatever the backend, so that a loss sum or a
+    stop decision never queues behind gradients. `group` makes further ones for the data; every rank
+    must ask for the same ones in the same order.
+
+    The nccl side has not run on a GPU.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        backend: str,
+        timeout_s: float,
+        store: dist.Store | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.rank, self.size, self.backend = rank, size, backend
+        self.device = device or torch.device("cpu")
+        self.timeout = timedelta(seconds=timeout_s)
+        if size > 1:
+            dist.init_process_group(
+                "gloo",
+                store=dist.PrefixStore("splitmeter/world", store) if store is not None else None,
+                rank=rank,
+                world_size=size,
+                timeout=self.timeout,
+            )
+        self.control = Group(
+            "control", tuple(range(size)), rank, "gloo", dist.group.WORLD if size > 1 else None
+        )
+        self._groups: dict[str, Group] = {}
+
+    def group(self, name: str, ranks: Sequence[int]) -> Group:
+        """The data group of that name, made on first use."""
+        if name not in self._groups:
+            members = tuple(ranks)
+            process_group = None
+            if len(members) > 1:
+                process_group = dist.new_group(list(members), timeout=self.timeout, backend=self.backend)
+            index = members.index(self.rank) if self.rank in members else -1
+            self._groups[name] = Group(name, members, index, self.backend, process_group)
+        return self._groups[name]
+
+    def sum_on_control(self, tensor: Tensor) -> None:
+        """In-place sum over all ranks, complete on return. Moves CUDA tensors through the host."""
+        if self.size == 1:
+            return
+        on_host = tensor.cpu()  # the same tensor where it is on the CPU
+        dist.all_reduce(on_host, group=self.control.process_group)
+        if on_host is not tensor:
+            tensor.copy_(on_host)
+
+    def close(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def choose_backend(choice: str, device: torch.device) -> str:
+    """`collectives.backend` resolved: nccl for CUDA tensors, gloo otherwise.
+
+    Raises:
+        ValueError: nccl asked for tensors that it cannot carry.
+    """
+    if choice == "auto":
+        return "nccl" if device.type == "cuda" else "gloo"
+    if choice == "nccl" and device.type != "cuda":
+        raise ValueError(
+            f"collectives.backend=nccl needs trainer.device=cuda, but tensors are on {device.type}; use gloo"
+        )
+    return choice

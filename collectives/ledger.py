@@ -1,0 +1,50 @@
+"""What really ran: every communication, with its bytes, as it starts. Everything measured is read from it.
+
+Identities and labels are opaque strings: this layer does not know what they name above it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One communication operation of a program, registered before the first step."""
+
+    identity: str
+    label: str  # the row of the byte table it adds to
+    group: str
+    algorithm: str
+
+
+class Ledger:
+    """Counts of one rank over the run, by registered operation; a step is a difference of `total_bytes`."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.bytes_sent: list[int] = []
+        self.calls: list[int] = []
+        self.total_bytes = 0
+
+    def register(self, entry: Entry) -> int:
+        """A number under which `record` counts this operation."""
+        self.entries.append(entry)
+        self.bytes_sent.append(0)
+        self.calls.append(0)
+        return len(self.entries) - 1
+
+    def record(self, number: int, sent: int) -> None:
+        """The operation started and sends `sent` bytes."""
+        self.bytes_sent[number] += sent
+        self.calls[number] += 1
+        self.total_bytes += sent
+
+    def by_label(self) -> dict[str, tuple[int, int]]:
+        """label -> (calls, bytes sent) so far; labels that did not run are left out."""
+        table: dict[str, tuple[int, int]] = {}
+        for entry, calls, sent in zip(self.entries, self.calls, self.bytes_sent, strict=True):
+            if calls:
+                before = table.get(entry.label, (0, 0))
+                table[entry.label] = (before[0] + calls, before[1] + sent)
+        return table
