@@ -1,0 +1,298 @@
+"""A schedule bound to one rank's memory and groups: a list of calls with everything resolved.
+
+Views are cut, transfers built and the table from operation to method looked up once, before the
+first step, so that running a step is one loop over ready calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from collectives import operations as wire
+from collectives.traffic import bytes_least, bytes_sent
+from models.block import Context, JointBlock, Saved, torch_dtype
+from models.loss import CrossEntropy, Loss, count_correct, make_loss
+from strategies import communication as comm
+from strategies import compute
+from strategies.memory import ACTIVATION_KINDS, lay_out
+from strategies.schedule import Schedule
+from strategies.values import Layer, Operation, Value
+
+if TYPE_CHECKING:
+    from trainer.executor import Rank
+
+Call = Callable[[], object]
+
+
+@dataclass
+class Program:
+    """What one rank runs for one batch size.
+
+    `inputs` and `targets` are (row range within the rank's slice, destination) for each microbatch.
+    """
+
+    schedule: Schedule
+    calls: list[Call] = field(default_factory=list)
+    inputs: list[tuple[slice, Tensor]] = field(default_factory=list)
+    targets: list[tuple[slice, Tensor]] = field(default_factory=list)
+    contexts: list[Context] = field(default_factory=list)
+    bytes_least: int = 0
+
+    def load(self, inputs: Tensor | None, targets: Tensor | None) -> None:
+        """Copy this rank's rows, [rows, ...], into the buffers that the operations read."""
+        if inputs is not None:
+            for rows, destination in self.inputs:
+                destination.copy_(inputs[rows].reshape(destination.shape))
+        if targets is not None:
+            for rows, destination in self.targets:
+                destination.copy_(targets[rows])
+
+    def run(self, step: int) -> None:
+        """One step, or one evaluation batch."""
+        for context in self.contexts:
+            context.step = step
+        for call in self.calls:
+            call()
+
+
+class Binder:
+    """Binds one schedule on one rank."""
+
+    def __init__(self, rank: Rank, schedule: Schedule, training: bool, row_start: int) -> None:
+        self.rank, self.schedule, self.training = rank, schedule, training
+        self.model, self.task = rank.model, rank.task
+        self.arena = lay_out(schedule, rank.model)
+        self.layers: dict[int, Layer] = {layer.index: layer for layer in schedule.layers}
+        self.losses: dict[int, Loss] = {}
+        self.in_flight: dict[Value, wire.Transfer] = {}
+        self.program = Program(schedule)
+        self.saved: dict[tuple[int, int], Saved] = {}
+        self.target_of: dict[int, Tensor] = {}
+        start = 0
+        for m, rows in enumerate(schedule.rows):
+            within = slice(start, start + rows)
+            first = row_start + start
+            self.program.contexts.append(Context(training, 0, m, (first, first + rows), rank.seed))
+            self._bind_given(m, within)
+            start += rows
+
+    def bind(self, profile: bool = False) -> Program:
+        """The program; with `profile` each operation is named in torch.profiler's trace."""
+        table: dict[type[Operation], Callable[..., Call]] = {
+            compute.Forward: self._forward,
+            compute.BackwardInput: self._backward_input,
+            compute.BackwardWeight: self._backward_weight,
+            compute.Backward: self._backward,
+            compute.LossMaximum: self._loss_maximum,
+            compute.LossSums: self._loss_sums,
+            compute.Loss: self._loss,
+            compute.Score: self._score,
+            compute.GradientNorm: lambda operation: self.rank.clip_gradients,
+            compute.Update: lambda operation: self.rank.update_of(operation),
+            comm.AllReduce: self._all_reduce,
+            comm.AllGather: self._all_gather,
+            comm.ReduceScatter: self._reduce_scatter,
+            comm.Send: self._send,
+            comm.Recv: self._recv,
+            comm.Wait: lambda operation: self.in_flight.pop(operation.value).wait,
+        }
+        for operation in self.schedule.operations:
+            call = table[type(operation)](operation)
+            self.program.calls.append(_named(operation.identity, call) if profile else call)
+        return self.program
+
+    def tensor(self, value: Value) -> Tensor:
+        """The memory of a value."""
+        if value.kind in ACTIVATION_KINDS:
+            slot = self.arena.slots[value]
+            return self.rank.arena_view(slot.offset_bytes, slot.shape)
+        if value.kind == "weight gradient":
+            return self.rank.gradient_views[value.layer][value.place]
+        loss = self.losses[value.place]
+        assert isinstance(loss, CrossEntropy)
+        return {"class maximum": loss.maximum, "class sums": loss.sums}[value.kind]
+
+    def _bind_given(self, m: int, rows: slice) -> None:
+        given = set(self.schedule.given)
+        inputs = Value("output", -1, m)
+        if inputs in given:
+            stored = self.tensor(inputs)
+            self.program.inputs.append((rows, stored.t() if self.model.row_axis == 1 else stored))
+        if any(value.kind == "target" and value.place == m for value in given):
+            count = rows.stop - rows.start
+            if self.task.loss == "cross_entropy":
+                target = torch.empty(count, dtype=torch.int64, device=self.rank.device)
+                self.target_of[m] = target
+            else:
+                outputs = math.prod(self.model.output_shape)
+                dtype = torch_dtype(self.task.dtype)
+                target = torch.empty((count, outputs), dtype=dtype, device=self.rank.device)
+                self.target_of[m] = target.t()
+            self.program.targets.append((rows, target))
+
+    # Compute
+
+    def _saved(self, layer: Layer, m: int) -> Saved:
+        key = (layer.index, m)
+        if key not in self.saved:
+            before = self.tensor(layer.preactivation(m)) if "preactivation" in layer.spec.saves else None
+            self.saved[key] = Saved(self.tensor(layer.input(m)), self.tensor(layer.own_output(m)), before)
+        return self.saved[key]
+
+    def _forward(self, op: compute.Forward) -> Call:
+        block, m = self.rank.blocks[op.layer.index], op.microbatch
+        return partial(block.forward, self._saved(op.layer, m), self.program.contexts[m])
+
+    def _input_gradient(self, op: compute.LayerOperation) -> Tensor | None:
+        return self.tensor(op.layer.input_gradient(op.microbatch)) if op.layer.has_below else None
+
+    def _backward_input(self, op: compute.BackwardInput) -> Call:
+        block, saved = self.rank.blocks[op.layer.index], self._saved(op.layer, op.microbatch)
+        gradient = self.tensor(op.layer.own_gradient(op.microbatch))
+        return partial(block.backward_input, saved, gradient, self._input_gradient(op))
+
+    def _backward_weight(self, op: compute.BackwardWeight) -> Call:
+        block, saved = self.rank.blocks[op.layer.index], self._saved(op.layer, op.microbatch)
+        gradient = self.tensor(op.layer.activation_gradient(op.microbatch))
+        return partial(block.backward_weight, saved, gradient, op.accumulate)
+
+    def _backward(self, op: compute.Backward) -> Call:
+        block, saved = self.rank.blocks[op.layer.index], self._saved(op.layer, op.microbatch)
+        assert isinstance(block, JointBlock)
+        gradient = self.tensor(op.layer.own_gradient(op.microbatch))
+        return partial(block.backward, saved, gradient, self._input_gradient(op), op.accumulate)
+
+    # Loss: always sees [outputs, rows]
+
+    def _outputs_first(self, tensor: Tensor) -> Tensor:
+        return tensor if self.model.row_axis == 1 else tensor.reshape(tensor.shape[0], -1).t()
+
+    def _make_loss(self, layer: Layer, m: int, output: Value, counts: bool) -> Loss:
+        if m not in self.losses:
+            outputs = math.prod(self.model.output_shape)
+            gradient = None
+            if self.training:
+                gradient = self._outputs_first(self.tensor(layer.own_gradient(m)))
+            self.losses[m] = make_loss(
+                self.task.loss,
+                self._outputs_first(self.tensor(output)),
+                gradient,
+                self.target_of[m],
+                (layer.columns if self.training else None) or (0, outputs),
+                self.schedule.global_rows,
+                outputs,
+            )
+        self.losses[m].counts = counts
+        return self.losses[m]
+
+    def _loss_maximum(self, op: compute.LossMaximum) -> Call:
+        loss = self._make_loss(op.layer, op.microbatch, op.layer.own_output(op.microbatch), True)
+        assert isinstance(loss, CrossEntropy)
+        return loss.take_maximum
+
+    def _loss_sums(self, op: compute.LossSums) -> Call:
+        loss = self.losses[op.microbatch]
+        assert isinstance(loss, CrossEntropy)
+        return loss.take_sums
+
+    def _loss(self, op: compute.Loss) -> Call:
+        loss = self._make_loss(op.layer, op.microbatch, op.layer.own_output(op.microbatch), op.counts)
+        total = self.rank.loss_total
+        if isinstance(loss, CrossEntropy) and not op.sharded:
+            return partial(_whole_loss, loss, total)
+        return partial(loss.add_to, total)
+
+    def _score(self, op: compute.Score) -> Call:
+        """Every rank that scores the whole output computes it; only one of equals counts."""
+        if not op.counts:
+            return _nothing
+        output = op.layer.output(op.microbatch)
+        loss = self._make_loss(op.layer, op.microbatch, output, True)
+        if isinstance(loss, CrossEntropy):
+            return partial(_whole_score, loss, self.rank.loss_total, self.rank.correct_total)
+        return partial(loss.add_to, self.rank.loss_total)
+
+    # Communication
+
+    def _started(self, op: comm.Communication, transfer: wire.Transfer, group: str, least: int) -> Call:
+        ledger = self.rank.ledger if self.training else self.rank.evaluation_ledger
+        transfer.register(ledger, op.identity, op.label, group)
+        self.in_flight[op.value] = transfer
+        self.program.bytes_least += least
+        return transfer.start
+
+    def _sent(
+        self, operation: str, group: wire.Group, shards: int | list[int], dtype: str
+    ) -> tuple[int, int]:
+        algorithm = "direct" if operation == "send" else getattr(self.task.algorithms, operation)
+        sent = bytes_sent(operation, algorithm, shards, dtype, group.size, group.index)
+        return sent, bytes_least(operation, shards, dtype, group.size, group.index)
+
+    def _all_reduce(self, op: comm.AllReduce) -> Call:
+        group = self.rank.world.group(op.group.name, op.group.ranks)
+        if op.value.kind == "weight gradient":
+            tensor = self.rank.gradient_range(op.value, op.numel)
+        else:
+            tensor = self.tensor(op.value)
+        sent, least = self._sent("all_reduce", group, op.numel, op.dtype)
+        return self._started(op, wire.AllReduce(tensor, op.reduction, group, sent), group.name, least)
+
+    def _all_gather(self, op: comm.AllGather) -> Call:
+        group = self.rank.world.group(op.group.name, op.group.ranks)
+        kind = wire.DirectAllGather if self.task.algorithms.all_gather == "direct" else wire.NativeAllGather
+        sent, least = self._sent("all_gather", group, _elements(op.sizes, op.shape), op.dtype)
+        transfer = kind(self.tensor(op.value), op.sizes, group, sent)
+        return self._started(op, transfer, group.name, least)
+
+    def _reduce_scatter(self, op: comm.ReduceScatter) -> Call:
+        group = self.rank.world.group(op.group.name, op.group.ranks)
+        direct = self.task.algorithms.reduce_scatter == "direct"
+        kind = wire.DirectReduceScatter if direct else wire.NativeReduceScatter
+        sent, least = self._sent("reduce_scatter", group, _elements(op.sizes, op.shape), op.dtype)
+        transfer = kind(self.tensor(op.value), self.tensor(op.scratch), op.sizes, group, sent)
+        return self._started(op, transfer, group.name, least)
+
+    def _send(self, op: comm.Send) -> Call:
+        group = self.rank.channel(op.peer > self.rank.world.rank)
+        sent, least = self._sent("send", group, op.numel, op.dtype)
+        return self._started(op, wire.Send(self.tensor(op.value), op.peer, group, sent), group.name, least)
+
+    def _recv(self, op: comm.Recv) -> Call:
+        group = self.rank.channel(op.peer < self.rank.world.rank)
+        return self._started(op, wire.Recv(self.tensor(op.value), op.peer, group), group.name, 0)
+
+
+def _elements(sizes: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
+    """Elements of each rank's block of the leading axis."""
+    return [size * math.prod(shape[1:]) for size in sizes]
+
+
+def _whole_loss(loss: CrossEntropy, total: Tensor) -> None:
+    loss.take_maximum()
+    loss.take_sums()
+    loss.add_to(total)
+
+
+def _whole_score(loss: CrossEntropy, total: Tensor, correct: Tensor) -> None:
+    correct.add_(count_correct(loss.output, loss.target))
+    _whole_loss(loss, total)
+
+
+def _nothing() -> None:
+    """An operation in which this rank has no part."""
+
+
+def _named(identity: str, call: Call) -> Call:
+    def run() -> None:
+        with record_function(identity):
+            call()
+
+    return run

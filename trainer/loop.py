@@ -1,0 +1,209 @@
+"""The training loop: load, run the schedule, exchange a few numbers, write a row."""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from collectives.group import World
+from trainer.config import RunConfig, TrainingStopped
+from trainer.control import Control, Gathered, gather_numbers, sum_over_ranks
+from trainer.data import Batch, Dataset, TrainLoader, eval_batches
+from trainer.executor import Rank
+from trainer.meter import Meter, StepInfo, peak_memory_bytes
+from trainer.optimizer import learning_rate
+from trainer.plan import Plan
+from trainer.profiling import Profiler
+
+Row = dict[str, Any]
+
+
+class StopRequest(Protocol):
+    """Polled once a step; `requested` is the number of the signal that asked, or 0."""
+
+    @property
+    def requested(self) -> int: ...
+
+
+class Loop:
+    """Trains on one rank. Rank 0 gets every row through `on_row`, one step late.
+
+    After `run`, `stopped_by` is the signal that ended training early (0: none), and `steps_of` counts
+    the steps that ran by their global rows.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        world: World,
+        rank: Rank,
+        dataset: Dataset,
+        stop: StopRequest,
+        on_row: Callable[[Row], None],
+    ) -> None:
+        self.plan, self.world, self.rank, self.dataset = plan, world, rank, dataset
+        self.config: RunConfig = plan.config
+        self.stop, self.on_row = stop, on_row
+        self.meter, self.control = Meter(plan), Control(world)
+        self.profiler = Profiler(self.config, world.rank)
+        self.stopped_by = 0
+        self.samples_seen = 0
+        self.last: StepInfo | None = None
+        self.steps_of: dict[int, int] = {}
+        self._sent = 0
+        self._pending: StepInfo | None = None  # the step whose row is still under way
+        self._scores: dict[int, tuple[float, float | None]] = {}
+
+    def run(self) -> None:
+        """Train for `trainer.max_steps` steps, or until a signal.
+
+        Raises:
+            TrainingStopped: the loss or the parameters of a rank went wrong; all ranks raise alike.
+        """
+        config = self.config.trainer
+        loader = self._loader()
+        try:
+            with torch.no_grad(), self.profiler:
+                self._steps(loader, config.max_steps)
+        finally:
+            loader.close()
+
+    def _steps(self, loader: TrainLoader, max_steps: int) -> None:
+        config = self.config.trainer
+        mark = time.perf_counter()
+        for step in range(max_steps):
+            info = self._train(step, next(loader))
+            now = time.perf_counter()
+            gathered = self.control.exchange(step, self._numbers(info, now - mark))
+            mark = now
+            if gathered is not None and self._settle(gathered):
+                break
+            self._pending = info
+            if config.checksum_every and (step + 1) % config.checksum_every == 0:
+                self._compare_replicas(step)
+                mark = time.perf_counter()
+            if step + 1 == max_steps or (config.eval_every and (step + 1) % config.eval_every == 0):
+                self._scores[step] = self.evaluate()
+                mark = time.perf_counter()
+        self._pending = self.last
+        if (gathered := self.control.complete()) is not None:
+            self._settle(gathered)
+
+    def _train(self, step: int, batch: Batch) -> StepInfo:
+        rank, config = self.rank, self.config
+        rate = learning_rate(step, config.trainer.max_steps, config.optimizer.lr, config.lr_schedule)
+        program = rank.program(batch.rows)
+        rank.set_learning_rate(rate)
+        rank.loss_total.zero_()
+        before = rank.ledger.total_bytes
+        program.load(batch.inputs, batch.targets)
+        program.run(step)
+        self.profiler.step()
+        self.samples_seen += batch.rows
+        self.steps_of[batch.rows] = self.steps_of.get(batch.rows, 0) + 1
+        self._sent = rank.ledger.total_bytes - before
+        self.last = StepInfo(step, batch.epoch, batch.rows, self.samples_seen, rate)
+        return self.last
+
+    def _numbers(self, info: StepInfo, step_time_s: float) -> tuple[float, ...]:
+        """This rank's `control.FIELDS`."""
+        rank = self.rank
+        share, norm = float(rank.loss_total), float(rank.gradient_norm)
+        is_bad = not math.isfinite(share) or (self.plan.task.clips and not math.isfinite(norm))
+        return (
+            step_time_s,
+            share,
+            norm,
+            float(is_bad),
+            float(self.stop.requested),
+            self._sent,
+            rank.program(info.rows).bytes_least,
+            self.control.sent_bytes + rank.control_bytes,
+            peak_memory_bytes(rank.device),
+        )
+
+    def _settle(self, gathered: Gathered) -> bool:
+        """Write the step's row; whether all ranks stop here."""
+        self._write(gathered)
+        bad = gathered["is_bad"]
+        if bad.any():
+            self.control.complete()
+            raise TrainingStopped(
+                f"loss is {float(gathered['loss_share'].sum())} at step {gathered.step}, first on rank "
+                f"{int(bad.argmax())}; all ranks stopped (lower optimizer.lr, set trainer.clip_grad_norm, "
+                "or look at the data)"
+            )
+        self.stopped_by = self.stopped_by or int(gathered["stop_signal"].max())
+        return bool(self.stopped_by)
+
+    def _write(self, gathered: Gathered) -> None:
+        if self.world.rank != 0:
+            return
+        info = self._pending
+        assert info is not None and info.step == gathered.step
+        row = self.meter.row(info, gathered)
+        if info.step in self._scores:
+            row["eval_loss"], row["eval_accuracy"] = self._scores.pop(info.step)
+            row["phase"] = "train+eval"
+        self.on_row(row)
+
+    def evaluate(self) -> tuple[float, float | None]:
+        """Mean loss and share of right classes (None for regression) over the held-out rows."""
+        rows = self.plan.data.eval_rows
+        if rows == 0:
+            return math.nan, None
+        rank, world, strategy = self.rank, self.world, self.plan.strategy
+        wants = strategy.takes(world.size, world.rank)
+        loss = 0.0
+        rank.correct_total.zero_()
+        batches = eval_batches(
+            self.dataset,
+            batch_size=self.config.data.batch_size,
+            slice_of=lambda count: strategy.rows_of(world.size, world.rank, count),
+            want_inputs=wants[0],
+            want_targets=wants[1],
+            dtype=rank.dtype,
+        )
+        for batch in batches:
+            program = rank.program(batch.rows, training=False)
+            rank.loss_total.zero_()
+            program.load(batch.inputs, batch.targets)
+            program.run(batch.step)
+            loss += float(rank.loss_total) * batch.rows / rows
+        loss, correct = sum_over_ranks(world, [loss, float(rank.correct_total)])
+        return loss, correct / rows if self.plan.task.loss == "cross_entropy" else None
+
+    def _compare_replicas(self, step: int) -> None:
+        """Ranks that hold the same parameters must hold the same bits."""
+        if self.plan.strategy.replica_group(self.world.size) is None:
+            return
+        flat = self.rank.parameters.detach().cpu()
+        own = zlib.crc32(flat.view(torch.uint8).numpy().data)
+        sums = gather_numbers(self.world, own)
+        different = [rank for rank, value in enumerate(sums) if value != sums[0]]
+        if different:
+            raise TrainingStopped(
+                f"parameters of rank {different[0]} are not those of rank 0 after step {step}; "
+                "replicas have drifted apart and training cannot go on"
+            )
+
+    def _loader(self) -> TrainLoader:
+        config, world, strategy = self.config, self.world, self.plan.strategy
+        wants = strategy.takes(world.size, world.rank)
+        return TrainLoader(
+            self.dataset,
+            batch_size=config.data.batch_size,
+            drop_last=config.data.drop_last,
+            seed=config.seed,
+            slice_of=lambda rows: strategy.rows_of(world.size, world.rank, rows),
+            want_inputs=wants[0],
+            want_targets=wants[1],
+            dtype=self.rank.dtype,
+            prefetch=config.data.prefetch,
+            pin_memory=self.rank.device.type == "cuda",
+        )
