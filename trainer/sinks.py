@@ -1,0 +1,285 @@
+"""What a run leaves behind: config.yaml, metrics.jsonl and summary.json in its folder, and a W&B run.
+
+Used on rank 0 only. The folder is the truth and W&B a copy of it: rows go to
+metrics.jsonl, and `trainer.wandb_sink` follows that file from a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from trainer.config import InputError, RunConfig
+from trainer.secrets import Redactor
+from trainer.summary import SteadyState, run_status
+from trainer.wandb_sink import open_wandb
+
+SCHEMA = 1
+
+_to_json = json.JSONEncoder(allow_nan=False).encode  # made once: this is on every step's path
+_log = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Takes one row per step, and at the end the summary and the exit code."""
+
+    def write(self, row: dict[str, Any]) -> None: ...
+
+    def close(self, summary: dict[str, Any], exit_code: int) -> None: ...
+
+
+def plain(value: Any, name: str, non_finite: list[str]) -> Any:
+    """`value` as JSON can hold it: NaN and infinity become None and their names join `non_finite`.
+
+    Scalars of numpy and torch are turned into Python's own.
+
+    Raises:
+        TypeError: for a type that has no plain form; names the key.
+    """
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        non_finite.append(name)
+        return None
+    if isinstance(value, Mapping):
+        return {
+            str(key): plain(item, f"{name}.{key}" if name else str(key), non_finite)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{name}.{index}", non_finite) for index, item in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return plain(value.item(), name, non_finite)
+    raise TypeError(f"{name} is a {type(value).__name__}; a record holds numbers, texts, lists and mappings")
+
+
+def _record(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` in plain form, `schema` first; `non_finite`, where there is any, last."""
+    non_finite: list[str] = []
+    record = {"schema": SCHEMA, **plain(values, "", non_finite)}
+    if non_finite:
+        record["non_finite"] = non_finite
+    return record
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object a line, one line a step, `schema` first.
+
+    Every row is handed to the operating system at once, so the file is complete
+    up to the last step however the process ends. Unmeasured values are null; so
+    are NaN and infinity, whose keys are listed in the row's `non_finite`. Rows of
+    an earlier run in the same folder are kept as metrics.1.jsonl, metrics.2.jsonl, ...
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.is_file():
+            number = 1
+            while (kept := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+                number += 1
+            path.rename(kept)
+        self._file = path.open("wb", buffering=0)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Appends the row, which must be in plain form.
+
+        Raises:
+            OSError: one sentence with the path, for example when the disk is full.
+        """
+        data = memoryview(_to_json(row).encode() + b"\n")
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise OSError(f"cannot write step {row.get('step')} to {self.path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a metrics.jsonl in order; a last line cut short by a crash is left out."""
+    with path.open() as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+class Sinks:
+    """All sinks of a run. Trouble with W&B costs one warning; trouble with the folder is raised."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        metrics: MetricsFile,
+        wandb: Sink | None,
+        environment: dict[str, Any],
+        redactor: Redactor,
+    ) -> None:
+        self._run_dir = run_dir
+        self._metrics = metrics
+        self._wandb = wandb
+        self._environment = environment
+        self._redactor = redactor
+        self._steady = SteadyState()
+        self._steps = 0
+        self._last: dict[str, Any] = dict.fromkeys(("step", "loss", "eval_loss", "eval_accuracy"))
+        self._open = (
+            threading.Lock()
+        )  # taken by the first to close, be it the loop or a thread in an emergency
+
+    def write(self, row: dict[str, Any]) -> None:
+        """One step's row; None is unmeasured. After `close` it does nothing.
+
+        Raises:
+            OSError: metrics.jsonl cannot be written.
+        """
+        if self._open.locked():
+            return
+        record = _record(row)
+        self._metrics.write(record)
+        self._steady.add(record)
+        self._steps += 1
+        self._last.update(step=record.get("step"), loss=record.get("loss"))
+        self._last.update((key, record[key]) for key in self._last if record.get(key) is not None)
+        self._to_wandb("write", record)
+
+    def close(self, summary: dict[str, Any], exit_code: int) -> None:
+        """Writes summary.json and ends the W&B run. Called again, it does nothing.
+
+        `summary` may hold anything plain; `error` (one sentence) and `status` are read.
+
+        Raises:
+            OSError: summary.json cannot be written.
+        """
+        if not self._open.acquire(blocking=False):
+            return
+        record = self._summary(summary, exit_code)
+        try:
+            self._metrics.close()
+            text = json.dumps(record, indent=2, allow_nan=False) + "\n"
+            write_atomically(self._run_dir / "summary.json", text)
+        finally:
+            self._to_wandb("close", record, exit_code)
+
+    def _summary(self, summary: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
+        values = {
+            "status": run_status(summary, exit_code),
+            "exit_code": exit_code,
+            "steps": self._steps,
+            "last_step": self._last["step"],
+            **{key: self._last[key] for key in ("loss", "eval_loss", "eval_accuracy")},
+            "steady": self._steady.result(),
+            "environment": self._environment,
+        }
+        further = {key: value for key, value in summary.items() if key not in values}
+        return self._redactor.mapping(_record({**values, **further}), texts_only=True)
+
+    def _to_wandb(self, method: str, *arguments: Any) -> None:
+        if self._wandb is None:
+            return
+        try:
+            getattr(self._wandb, method)(*arguments)
+        except Exception as error:
+            self._wandb = None
+            _log.warning(
+                "W&B is dropped (%s: %s); the run's folder has every row", type(error).__name__, error
+            )
+
+
+def open_sinks(config: RunConfig, environment: dict[str, Any]) -> Sinks:
+    """Makes the run's folder with config.yaml in it, then metrics.jsonl, then the W&B run.
+
+    `environment` is what the caller knows (threads per rank, backend, device, ...);
+    versions, processors and the commit of the working tree are added here.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    run_dir = Path(config.run_dir)
+    mapping = asdict(config)
+    redactor = Redactor(mapping)
+    environment = redactor.mapping({**host_environment(), **environment}, texts_only=True)
+    public = plain(redactor.mapping(mapping), "", [])
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_atomically(run_dir / "config.yaml", yaml.safe_dump(public, sort_keys=False, allow_unicode=True))
+        metrics = MetricsFile(run_dir / "metrics.jsonl")
+    except OSError as error:
+        raise InputError(
+            f"hydra.run.dir={run_dir} cannot be written ({error.strerror}); "
+            "name a folder that this user can write"
+        ) from error
+    wandb: Sink | None = None
+    try:
+        wandb = open_wandb(
+            config.logger, run_dir, metrics.path, {**public, "environment": environment}, redactor
+        )
+    except Exception as error:
+        _log.warning("W&B is off (%s: %s); the run's folder has every row", type(error).__name__, error)
+    return Sinks(run_dir, metrics, wandb, environment, redactor)
+
+
+def host_environment() -> dict[str, Any]:
+    """Versions, processors, and the commit of the working tree (null where there is none)."""
+    versions: dict[str, Any] = {}
+    for package in ("splitmeter", "torch", "wandb"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        **versions,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "git_commit": _git_commit(),
+    }
+
+
+def _git_commit() -> str | None:
+    try:
+        command = ["git", "rev-parse", "HEAD"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=2, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes the file whole or not at all: a reader sees the old text or the new one, also after a crash.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
