@@ -93,7 +93,7 @@ def make_plan(config: RunConfig, world_size: int) -> Plan:
         InputError: anything in the configuration that cannot run.
     """
     plugins = load_plugins(config.plugins)
-    device_type = choose_device(config.trainer.device)
+    device_type = choose_device(config.trainer.device, config.collectives.backend)
     with wrong_input():
         backend = choose_backend(config.collectives.backend, torch.device(device_type))
     data = describe(config.data, seed=config.seed, hidden_dim=config.model.hidden_dim)
@@ -204,15 +204,17 @@ def choose_loss(choice: str, task: str) -> str:
     return natural
 
 
-def choose_device(choice: str) -> str:
-    """`trainer.device` resolved.
+def choose_device(choice: str, backend: str) -> str:
+    """`trainer.device` resolved; gloo carries CPU tensors, so asking for it moves an `auto` run to the CPU.
 
     Raises:
-        InputError: a GPU asked for where there is none.
+        InputError: a GPU asked for where there is none, or with a backend that cannot carry its tensors.
     """
     available = torch.cuda.is_available()
     if choice == "cuda" and not available:
         raise InputError(
             "trainer.device=cuda, but this machine has no GPU that torch can use; use cpu or auto"
         )
-    return "cuda" if available and choice != "cpu" else "cpu"
+    if choice == "cuda" and backend == "gloo":
+        raise InputError("collectives.backend=gloo carries no GPU tensors; use nccl, or trainer.device=cpu")
+    return "cuda" if available and choice != "cpu" and backend != "gloo" else "cpu"

@@ -55,23 +55,32 @@ def run(
     dataset = load_dataset(config.data, seed=config.seed, hidden_dim=config.model.hidden_dim)
     world = World(rank, world_size, plan.backend, config.collectives.timeout_s, store, device)
     try:
-        trainer = Rank(
-            plan.model,
-            plan.strategy,
-            world,
-            plan.task,
-            config.optimizer,
-            config.seed,
-            plan.batch_rows,
-            plan.eval_rows,
-            config.trainer.clip_grad_norm,
-            profile=config.trainer.profile is not None,
-        )
+        trainer = make_rank(plan, world)
         output = Output(config, plan, local_world_size, stop) if rank == 0 else None
         loop = Loop(plan, world, trainer, dataset, stop, output.write if output else _ignore)
         return _train(loop, output)
     finally:
         world.close()
+
+
+def make_rank(plan: Plan, world: World) -> Rank:
+    """This rank's memory, blocks and optimizers, ready for the first step."""
+    config = plan.config
+    rank = Rank(
+        plan.model,
+        plan.strategy,
+        world,
+        plan.task,
+        config.optimizer,
+        config.seed,
+        plan.batch_rows,
+        plan.eval_rows,
+        config.trainer.clip_grad_norm,
+        profile=config.trainer.profile is not None,
+    )
+    for rows in plan.batch_rows:  # bound here, so that the first steps are as long as all others
+        rank.program(rows)
+    return rank
 
 
 def _train(loop: Loop, output: Output | None) -> int:
