@@ -92,22 +92,19 @@ def show_summary(
         text = f"loss {last['eval_loss']:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"
         console.print(f"  held-out {text}", highlight=False)
     if table:
-        _show_bytes(console, table, headline_rank)
+        _show_bytes(console, table)
     console.print(f"run folder  {run_dir}", highlight=False, soft_wrap=True)
 
 
-def _show_bytes(console: Console, table: list[Row], rank: int) -> None:
-    shown = Table(title=f"bytes that rank {rank} sent in all steps", title_justify="left")
+def _show_bytes(console: Console, table: list[Row]) -> None:
+    """Sums over ranks; equal only where every rank's own figures are."""
+    shown = Table(title="bytes sent in all steps, all ranks together", title_justify="left")
     shown.add_column("operation")
     for name in ("calls", "predicted", "counted", ""):
         shown.add_column(name, justify="right")
-    for entry in table:
-        same = entry["bytes_predicted"] == entry["bytes_sent"]
-        shown.add_row(
-            entry["operation"],
-            str(entry["calls"]),
-            f"{entry['bytes_predicted']:,}",
-            f"{entry['bytes_sent']:,}",
-            "equal" if same else "DIFFERENT",
-        )
+    for operation in dict.fromkeys(entry["operation"] for entry in table):
+        own = [entry for entry in table if entry["operation"] == operation]
+        same = all(entry["bytes_predicted"] == entry["bytes_sent"] for entry in own)
+        sums = [sum(entry[key] for entry in own) for key in ("calls", "bytes_predicted", "bytes_sent")]
+        shown.add_row(operation, *(f"{value:,}" for value in sums), "equal" if same else "DIFFERENT")
     console.print(shown)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 
 from trainer.control import Gathered
 from trainer.plan import Plan
+
+Counted = Mapping[str, Sequence[int]]
 
 GIGA = 1e9
 RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # getrusage(2)
@@ -100,31 +103,30 @@ class Meter:
         }
 
 
-def byte_table(
-    plan: Plan, steps_of: dict[int, int], rank: int, counted: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Predicted against counted bytes that `rank` sent over a run, per operation.
+def byte_table(plan: Plan, steps_of: dict[int, int], counted: Sequence[Counted]) -> list[dict[str, Any]]:
+    """Predicted against counted bytes over a run, a row per operation and rank that sends in it.
 
     Args:
         steps_of: global rows -> steps that ran on that many.
-        counted: operation -> [calls, bytes] from the ledger.
+        counted: of every rank, operation -> (calls, bytes) from its ledger.
     """
-    predicted: dict[str, int] = {}
-    for rows, steps in steps_of.items():
-        table = plan.strategy.bytes_predicted(plan.model, plan.world_size, rank, rows, plan.task)
-        for name, sent in table.items():
-            predicted[name] = predicted.get(name, 0) + steps * sent
-    names = list(counted) + [name for name in predicted if name not in counted]
     rows_of_table = []
-    for name in names:
-        calls, sent = counted.get(name, (0, 0))
-        if name in predicted or sent:
-            rows_of_table.append(
-                {
-                    "operation": name,
-                    "calls": calls,
-                    "bytes_predicted": predicted.get(name, 0),
-                    "bytes_sent": sent,
-                }
-            )
+    for rank, own in enumerate(counted):
+        predicted: dict[str, int] = {}
+        for rows, steps in steps_of.items():
+            table = plan.strategy.bytes_predicted(plan.model, plan.world_size, rank, rows, plan.task)
+            for name, sent in table.items():
+                predicted[name] = predicted.get(name, 0) + steps * sent
+        for name in sorted(own.keys() | predicted.keys()):
+            calls, sent = own.get(name, (0, 0))
+            if name in predicted or sent:
+                rows_of_table.append(
+                    {
+                        "operation": name,
+                        "rank": rank,
+                        "calls": calls,
+                        "bytes_predicted": predicted.get(name, 0),
+                        "bytes_sent": sent,
+                    }
+                )
     return rows_of_table

@@ -132,7 +132,7 @@ class Output:
         if tables and loop.steps_of:
             totals = [sum(sent for _, sent in counted.values()) for counted in tables]
             headline = totals.index(max(totals))
-            table = byte_table(self.plan, loop.steps_of, headline, tables[headline])
+            table = byte_table(self.plan, loop.steps_of, tables)
             summary["bytes_by_operation"] = table
             summary["headline_rank"] = headline
         if error is not None:
