@@ -101,7 +101,7 @@ class Output:
     """Rank 0's side of a run: sinks, progress line and closing lines."""
 
     def __init__(self, config: RunConfig, plan: Plan, local_world_size: int, stop: StopFlag) -> None:
-        self.config, self.plan = config, plan
+        self.config, self.plan, self.stop = config, plan, stop
         environment = {
             "threads_per_rank": torch.get_num_threads(),
             "world_size": plan.world_size,
@@ -147,7 +147,7 @@ class Output:
 
     def _emergency(self) -> None:
         """The loop did not return in time after a signal: complete the folder without it."""
-        self.sinks.close({"stopped_by_signal": True}, 1)
+        self.sinks.close({"stopped_by_signal": self.stop.requested}, 128 + self.stop.requested)
 
 
 def _device(plan: Plan, local_rank: int, local_world_size: int) -> torch.device:
