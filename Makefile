@@ -1,0 +1,48 @@
+# Every target sets up what it needs first; done once, set-up costs nothing.
+#   make train ARGS='strategy=tensor world_size=2 trainer.max_steps=50'
+#   make test ARGS='-m "not slow" --no-cov'
+
+PYTHON ?= python3
+PIP_ARGS ?=
+EXTRAS := data,dev
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: install train test compare lint format reference help
+
+install: $(STAMP) ## set up .venv with everything that the other targets need
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed; name one with make PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+train: $(STAMP) ## train the pipeline over two local ranks on handwritten digits (ARGS=... adds overrides)
+	$(BIN)/python scripts/train.py strategy=pipeline world_size=2 data=digits $(ARGS)
+
+test: lint ## check style, types, layers and the reference config, then run the tests (ARGS=... goes to pytest)
+	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+compare: $(STAMP) ## time our splits beside torch's own (ARGS=... goes to scripts/compare.py)
+	$(BIN)/python scripts/compare.py $(ARGS)
+
+lint: $(STAMP) ## check style, types, import layers and the reference config
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/reference_config.py
+
+format: $(STAMP) ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+reference: $(STAMP) ## write docs/reference_config.yaml anew after a change to conf/
+	$(BIN)/python scripts/reference_config.py --write
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,0 +1,47 @@
+"""What a run may end in besides success, and how wrong input is put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.secrets import REMOVED, is_secret_name, redact
+
+LONGEST_VALUE = 60
+
+
+class InputError(ValueError):
+    """Wrong input: one sentence with the key, the value and what would be right. Exit code 2."""
+
+
+class TrainingStopped(RuntimeError):
+    """Training cannot go on, on any rank: one sentence that names step and rank. Exit code 1."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM ended the run, and with it, as a KeyboardInterrupt, a whole sweep.
+
+    Exit code 128 + `signum`.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+def shown(key: str, value: Any) -> str:
+    """`key=value` for a sentence: as typed, cut to a readable length, hidden under a secret-like key."""
+    if is_secret_name(key):
+        return f"{key}={REMOVED}"
+    value = redact({key: value})[key]
+    if value is None:
+        text = "null"
+    elif isinstance(value, bool):
+        text = str(value).lower()
+    elif isinstance(value, Mapping | list):
+        text = str(value)
+    else:
+        # Quotes show that a value is text, or that there is nothing in it.
+        text = repr(value) if isinstance(value, str) and value != " ".join(value.split()) else str(value)
+        text = text or "''"
+    return f"{key}={text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + '...'}"

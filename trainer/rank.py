@@ -1,0 +1,252 @@
+"""One rank, from the environment that starts it to its exit code; and which of the ranks reports a failure.
+
+When a run fails, one rank's failure is the cause and the others' are its echo. The first to claim the
+report in the store prints it; the others leave quietly with the same exit code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.config import RunConfig
+from trainer.errors import InputError, TrainingStopped
+from trainer.secrets import Redactor, SecretFilter
+from trainer.signals import StopFlag, heeding_signals, obey_signals
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+WORKER = "trainer.worker:run"
+LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LOG_FILE = "train.log"
+ECHO_MARKS = ("gloo/", "Connection closed by peer", "Connection reset", "Broken pipe", "NCCL")
+POLL_S = 0.05
+ECHO_S = 2.0  # a lost connection gives its cause this long to speak first
+AGREE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands among all, and among those on its machine."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+    @staticmethod
+    def from_environment(environ: Mapping[str, str]) -> Place | None:
+        """What torchrun, or torch's elastic launcher, has set; None when this process was started plainly."""
+        if not all(name in environ for name in LAUNCHER_NAMES):
+            return None
+        world_size = int(environ["WORLD_SIZE"])
+        return Place(
+            int(environ["RANK"]),
+            world_size,
+            int(environ["LOCAL_RANK"]),
+            int(environ.get("LOCAL_WORLD_SIZE", world_size)),
+        )
+
+
+def connect(place: Place, timeout_s: float) -> Store:
+    """A store that all ranks share: the launcher's own, or one that rank 0 serves.
+
+    Keys are kept apart by restart: a restarted group of ranks must not read what the last one wrote.
+    """
+    from torch.distributed import PrefixStore, rendezvous
+
+    store, _, _ = next(
+        rendezvous("env://", place.rank, place.world_size, timeout=timedelta(seconds=timeout_s))
+    )
+    return PrefixStore(f"splitmeter/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def wait_for(store: Store, key: str, timeout_s: float) -> str | None:
+    """The key's text as soon as it is there; None after `timeout_s`.
+
+    Polled, since a wait inside the store cannot be interrupted by Ctrl-C.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(POLL_S)
+    return store.get(key).decode()
+
+
+def tell(text: str, run_dir: str | None = None, redactor: Redactor | None = None) -> None:
+    """Put a refusal or a failure on stderr and, where the run's log has been opened, into that too."""
+    text = (redactor or Redactor()).text(text)
+    print(text, file=sys.stderr, flush=True)
+    if run_dir is not None:
+        record(text, run_dir)
+
+
+def record(text: str, run_dir: str) -> None:
+    """Add `text` to the run's log, if there is one."""
+    log = Path(run_dir, LOG_FILE)
+    with suppress(OSError):
+        if log.exists():
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"[{datetime.now():%Y-%m-%d %H:%M:%S}][trainer][ERROR] {text}\n")
+
+
+def log_in_rank(place: Place, run_dir: str, level: int, secrets: Mapping[str, Any]) -> None:
+    """Logging of a rank that Hydra has not set up: rank 0 as the launcher, the others warnings only."""
+    root = logging.getLogger()
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if place.rank == 0:
+        handlers[0].setFormatter(logging.Formatter("%(message)s"))
+        with suppress(OSError):
+            file = logging.FileHandler(Path(run_dir, LOG_FILE), encoding="utf-8")
+            file.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] %(message)s"))
+            handlers.append(file)
+    else:
+        handlers[0].setLevel(logging.WARNING)
+        handlers[0].setFormatter(logging.Formatter(f"rank {place.rank}: %(message)s"))
+    for handler in handlers:
+        handler.addFilter(SecretFilter(secrets))
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def log_level() -> int:
+    """The level that a rank's own logging should have: that of this process."""
+    return logging.getLogger().getEffectiveLevel()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def threads_per_rank(config: RunConfig, local_world_size: int) -> int:
+    """trainer.num_threads, or the machine's cores over its ranks, at least one."""
+    return config.trainer.num_threads or max(1, cores() // local_world_size)
+
+
+class Report:
+    """What the ranks of a run know of a failure: who tells it, and the exit code of all."""
+
+    def __init__(self, store: Store, place: Place, config: RunConfig) -> None:
+        self._store = store
+        self._place = place
+        self._run_dir = config.run_dir
+        self._redactor = Redactor(config.to_mapping())
+
+    def settle(self, error: Exception) -> int:
+        """Tell of `error` if no other rank has told of one; returns the exit code."""
+        code = 2 if isinstance(error, InputError) else 1
+        if not self._claim(code):
+            other = self.verdict(AGREE_S)
+            return code if other is None else other
+        tell(self._describe(error), self._run_dir, self._redactor)
+        return code
+
+    def verdict(self, timeout_s: float = 0.0) -> int | None:
+        """The exit code of a failure that a rank has told of; None when there is none in `timeout_s`.
+
+        Safe to call from a second thread.
+        """
+        with suppress(Exception):  # the launcher, and the store with it, may be gone
+            store = self._store.clone()  # type: ignore[attr-defined]  # missing from torch's stubs
+            text = wait_for(store, "exit_code", timeout_s)
+            return None if text is None else int(text)
+        return None
+
+    def _claim(self, code: int) -> bool:
+        try:
+            if self._store.add("error_claims", 1) > 1:
+                return False
+            self._store.set("exit_code", str(code))
+        except Exception:  # told twice is better than not at all
+            return True
+        return True
+
+    def _describe(self, error: Exception) -> str:
+        if isinstance(error, InputError | TrainingStopped):
+            return str(error)
+        return f"Rank {self._place.rank} of {self._place.world_size} failed:\n" + "".join(
+            traceback.format_exception(error)
+        ).rstrip("\n")
+
+
+def is_echo(error: Exception) -> bool:
+    """Whether an error only says that a peer, or the way to it, is gone."""
+    import torch.distributed
+
+    text = str(error)
+    return isinstance(error, torch.distributed.DistError | ConnectionError) or any(
+        mark in text for mark in ECHO_MARKS
+    )
+
+
+def load_worker(name: str) -> Callable[..., int]:
+    """The function behind `module:function`."""
+    module, _, function = name.partition(":")
+    loaded: Callable[..., int] = getattr(importlib.import_module(module), function)
+    return loaded
+
+
+def run_rank(
+    config: RunConfig,
+    place: Place,
+    store: Store,
+    worker: str,
+    *,
+    parent: int | None = None,
+    alone: bool = False,
+) -> int:
+    """Run one rank's worker; returns its exit code (0, 1, 2, or 128 + signal).
+
+    `alone` is a run in the caller's own process: an unexpected error is raised, so that a debugger
+    stops where it happened. Otherwise nothing is raised, and when the code is not 0 SIGINT and SIGTERM
+    are ignored from here on: the launcher ends all ranks once one has left, and each is to leave with its
+    own code.
+    """
+    import torch
+
+    torch.set_num_threads(threads_per_rank(config, place.local_world_size))
+    stop = StopFlag()
+    report = Report(store, place, config)
+    with heeding_signals(stop, parent=parent, verdict=None if alone else report.verdict, last=not alone):
+        try:
+            code = load_worker(worker)(
+                config,
+                place.rank,
+                place.world_size,
+                place.local_rank,
+                place.local_world_size,
+                store,
+                stop=stop,
+            )
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except Exception as error:
+            if alone and not isinstance(error, InputError | TrainingStopped):
+                raise
+            cause = report.verdict(ECHO_S) if is_echo(error) else None
+            if cause is not None:
+                code = cause
+            elif is_echo(error) and stop.requested:
+                code = 128 + stop.requested
+            else:
+                code = report.settle(error)
+    if code == 0 and stop.requested:
+        code = 128 + stop.requested
+    if code == 0 and not alone:
+        obey_signals()
+    return code
