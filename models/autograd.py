@@ -30,11 +30,14 @@ class AutogradBlock(JointBlock):
     ) -> None:
         self.spec, self.module = spec, module
         self.gradients = list(gradients.values())
-        for name, _ in list(module.named_parameters()):
+        bound: dict[int, nn.Parameter] = {}  # one for all names under which a module ties a parameter
+        for name, original in list(module.named_parameters(remove_duplicate=False)):
             owner_name, _, leaf = name.rpartition(".")
-            parameter = nn.Parameter(parameters[name])
-            parameter.grad = gradients[name]  # autograd adds to a gradient that is there, in place
-            setattr(module.get_submodule(owner_name), leaf, parameter)
+            if id(original) not in bound:
+                bound[id(original)] = nn.Parameter(parameters[name])
+                # Autograd adds to a gradient that is there, in place.
+                bound[id(original)].grad = gradients[name]
+            setattr(module.get_submodule(owner_name), leaf, bound[id(original)])
 
     def forward(self, saved: Saved, context: Context) -> None:
         self.module.train(context.training)
@@ -43,7 +46,9 @@ class AutogradBlock(JointBlock):
             return
         leaf = saved.input.detach().requires_grad_(context.training)
         with torch.set_grad_enabled(context.training), self._random_numbers(context):
-            result = self.module(leaf)
+            # A copy of its own: slots of the arena are reused while autograd still holds what it has saved,
+            # and a module may work in place.
+            result = self.module(leaf.clone())
         saved.output.copy_(result.detach())
         saved.graph = (leaf, result) if context.training else None
 
@@ -103,6 +108,11 @@ class AutogradModel(Model):
                 module = factory()
             keep_alive.append(module)
             for name, parameter in module.named_parameters(remove_duplicate=False):
+                if not parameter.requires_grad:
+                    raise ValueError(
+                        f"parameter {name} of layer {index} has requires_grad=False; "
+                        "frozen parameters are not supported, make it a buffer"
+                    )
                 if owners.setdefault(id(parameter), index) != index:
                     raise ValueError(
                         f"parameter {name} of layer {index} is tied to layer {owners[id(parameter)]}; "

@@ -71,7 +71,8 @@ class MeanSquaredError(Loss):
 
     def add_to(self, total: Tensor) -> None:
         start, stop = self.columns
-        torch.sub(self.output, self.target[start:stop], out=self.difference)
+        self.difference.copy_(self.output)  # in the sums' dtype before anything is rounded
+        self.difference.sub_(self.target[start:stop])
         torch.mul(self.difference, self.difference, out=self.squares)
         torch.sum(self.squares, dim=(0, 1), out=self.share)
         total.add_(self.share, alpha=self.scale)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from strategies.communication import AllGather, AllReduce, Communication, Recv, ReduceScatter, Send, Wait
-from strategies.compute import GradientNorm
+from strategies.compute import Backward, BackwardWeight, Forward, GradientNorm, Update
 from strategies.schedule import Schedule
 from strategies.values import Group, Operation, Value
 
@@ -26,14 +26,15 @@ def check(schedules: Sequence[Schedule]) -> None:
 
     Raises:
         ScheduleError: a read before its write, a write while a transfer uses the value, a transfer never
-            completed, a send without its recv, collectives that differ in order, shape, dtype or
-            reduction, or a cycle in which ranks wait for each other.
+            completed, a gradient missing or counted twice, a send without its recv, collectives that
+            differ in order, shape, dtype or reduction, or a cycle in which ranks wait for each other.
     """
     checked: set[int] = set()
     for rank, schedule in enumerate(schedules):
         if id(schedule) not in checked:
             checked.add(id(schedule))
             _check_alone(rank, schedule)
+            _check_gradients(rank, schedule)
     _match_collectives(schedules)
     _match_messages(schedules)
     _replay(schedules)
@@ -85,6 +86,38 @@ def _check_alone(rank: int, schedule: Schedule) -> None:
         raise ScheduleError(f"rank {rank}: {transfer} is never waited for")
 
 
+def _check_gradients(rank: int, schedule: Schedule) -> None:
+    """Before a layer's update, every microbatch that went forward has added its gradient exactly once."""
+    forwards: dict[int, set[int]] = {}
+    gradients: dict[int, set[int]] = {}
+    updated: set[int] = set()
+    for operation in schedule.operations:
+        if isinstance(operation, Forward):
+            forwards.setdefault(operation.layer.index, set()).add(operation.microbatch)
+        elif isinstance(operation, BackwardWeight | Backward):
+            added = gradients.setdefault(operation.layer.index, set())
+            if operation.microbatch in added:
+                raise ScheduleError(f"rank {rank}: {operation} is run twice")
+            if operation.accumulate != bool(added):
+                wrong = "overwrites" if added else "adds to nothing instead of writing"
+                raise ScheduleError(f"rank {rank}: {operation} {wrong} the layer's gradient")
+            added.add(operation.microbatch)
+        elif isinstance(operation, Update):
+            for layer in operation.layers:
+                missing = forwards.get(layer.index, set()) - gradients.get(layer.index, set())
+                if missing:
+                    raise ScheduleError(
+                        f"rank {rank}: {operation} comes before dW of layer {layer.index}, "
+                        f"microbatch {min(missing)}"
+                    )
+                updated.add(layer.index)
+    trained = {
+        layer.index for layer in schedule.layers if gradients.get(layer.index) and layer.spec.parameters
+    }
+    if trained - updated:
+        raise ScheduleError(f"rank {rank}: layer {min(trained - updated)} is never updated")
+
+
 def _group(operation: Operation) -> Group | None:
     """The group whose every member must take part, or None."""
     if isinstance(operation, AllReduce | AllGather | ReduceScatter | GradientNorm):
@@ -106,21 +139,26 @@ def _match_collectives(schedules: Sequence[Schedule]) -> None:
                 if (group := _group(operation)) is not None:
                     by_group.setdefault(group, []).append(operation)
             per_schedule[id(schedule)] = by_group
-    compared: set[tuple[Group, int, int]] = set()
+    groups: dict[Group, None] = {}
     for rank, schedule in enumerate(schedules):
         for group, own in per_schedule[id(schedule)].items():
             if rank not in group.ranks:
                 raise ScheduleError(f"rank {rank}: {own[0]} is for group {group.name}, which it is not in")
-            for member in group.ranks:
-                if member >= len(schedules):
-                    raise ScheduleError(
-                        f"rank {rank}: {own[0]} needs rank {member}, but there are {len(schedules)} ranks"
-                    )
-                other = schedules[member]
-                key = (group, id(schedule), id(other))
-                if key not in compared:
-                    compared.update((key, (group, id(other), id(schedule))))
-                    _compare(rank, own, member, per_schedule[id(other)].get(group, []))
+            if max(group.ranks) >= len(schedules):
+                raise ScheduleError(
+                    f"rank {rank}: {own[0]} needs rank {max(group.ranks)}, "
+                    f"but there are {len(schedules)} ranks"
+                )
+            groups[group] = None
+    for group in groups:
+        # What equals the first member's equals each other's: one comparison a distinct schedule.
+        first = group.ranks[0]
+        own = per_schedule[id(schedules[first])].get(group, [])
+        compared = {id(schedules[first])}
+        for member in group.ranks:
+            if id(schedules[member]) not in compared:
+                compared.add(id(schedules[member]))
+                _compare(first, own, member, per_schedule[id(schedules[member])].get(group, []))
 
 
 def _compare(rank: int, own: list[Operation], member: int, others: list[Operation]) -> None:

@@ -24,8 +24,10 @@ def make_strategy(
     """The strategy of that name, from the built-in ones or a plug-in's `STRATEGIES`.
 
     Raises:
-        ValueError: an unknown name; the valid ones are listed.
+        ValueError: an unknown name (the valid ones are listed), or a plug-in's that is taken.
     """
+    for taken in BUILT_IN.keys() & (plugins or {}).keys():
+        raise ValueError(f"plugins: a plug-in's strategy is named {taken}, as a built-in one is; rename it")
     known = {**BUILT_IN, **(plugins or {})}
     if name not in known:
         raise ValueError(

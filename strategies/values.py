@@ -23,7 +23,7 @@ class Value(NamedTuple):
         if self.kind in ("weight gradient", "parameter"):
             return f"{self.kind} {self.place} of layer {self.layer}"
         if self.layer < 0:
-            return f"input, microbatch {self.place}"
+            return f"input, microbatch {self.place}" if self.kind == "output" else self.kind
         return f"{self.kind} of layer {self.layer}, microbatch {self.place}"
 
 

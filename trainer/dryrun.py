@@ -5,7 +5,6 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from strategies.checker import check
 from strategies.compute import Update
 from strategies.layout import GRADIENT, OPTIMIZER_STATE, PARAMETER
 from strategies.memory import lay_out
@@ -13,7 +12,7 @@ from strategies.schedule import Schedule
 from trainer.config import InputError, RunConfig
 from trainer.console import bytes_text
 from trainer.optimizer import optimizer_slots, step_counters
-from trainer.plan import Plan, make_plan, wrong_input
+from trainer.plan import Plan, make_plan
 
 LISTED_OPERATIONS = 400  # of each distinct schedule
 LISTED_SCHEDULES = 4
@@ -32,9 +31,8 @@ def print_plan(config: RunConfig) -> None:
     if not plan.batch_rows:
         raise InputError("the data leave no training step; lower data.batch_size or set data.drop_last=false")
     rows = plan.batch_rows[0]
+    plan.check_schedules()
     schedules = plan.schedules(rows)
-    with wrong_input():
-        check(schedules)
     console = Console(soft_wrap=True, highlight=False)
     console.print(
         f"strategy {config.strategy.name} on {plan.world_size} ranks, {len(plan.model.layers)} layers, "
@@ -43,7 +41,12 @@ def print_plan(config: RunConfig) -> None:
     bubble = plan.strategy.bubble_expected(plan.world_size, rows)
     if bubble is not None:
         console.print(f"bubble expected with equal stages: {bubble:.4f} of the step")
-    console.print(_rank_table(plan, schedules, rows))
+    table = _rank_table(plan, schedules, rows)
+    # No number is cut, however narrow the terminal: its lines are wrapped instead.
+    console.width = max(
+        console.width, console.measure(table, options=console.options.update(width=1000)).maximum
+    )
+    console.print(table)
     if schedules[0].outline:
         console.print("order of microbatches")
         for line in outline(schedules):

@@ -50,8 +50,7 @@ def run(
         if world_size == 1 and config.strategy.name != "single":
             _log.warning("strategy=%s on one rank: there is nothing to split", config.strategy.name)
     device = _device(plan, local_rank, local_world_size)
-    if config.trainer.deterministic:
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(config.trainer.deterministic)
     dataset = load_dataset(config.data, seed=config.seed, hidden_dim=config.model.hidden_dim)
     world = World(rank, world_size, plan.backend, config.collectives.timeout_s, store, device)
     try:
