@@ -68,12 +68,17 @@ class Control:
         self._in_flight = step
         return before
 
+    def land(self) -> None:
+        """Wait for the exchange under way, and keep its numbers for `complete`."""
+        if self._in_flight is not None:
+            self._transfers[self._in_flight % 2].wait()  # a second wait finds nothing to wait for
+
     def complete(self) -> Gathered | None:
         """Complete the exchange under way, if there is one."""
         if self._in_flight is None:
             return None
+        self.land()
         step, self._in_flight = self._in_flight, None
-        self._transfers[step % 2].wait()
         return Gathered(step, self._arrays[step % 2].copy())
 
 

@@ -57,7 +57,7 @@ class Loop:
         self.steps_of: dict[int, int] = {}
         self._sent = 0
         self._pending: StepInfo | None = None  # the step whose row is still under way
-        self._scores: dict[int, tuple[float, float | None]] = {}
+        self._scores: dict[int, tuple[float | None, float | None]] = {}
 
     def run(self) -> None:
         """Train for `trainer.max_steps` steps, or until a signal.
@@ -103,6 +103,9 @@ class Loop:
         before = rank.ledger.total_bytes
         program.load(batch.inputs, batch.targets)
         program.run(step)
+        if self.profiler.running:
+            # A message in flight while torch.profiler stops crashes the process (seen with torch 2.13).
+            self.control.land()
         self.profiler.step()
         self.samples_seen += batch.rows
         self.steps_of[batch.rows] = self.steps_of.get(batch.rows, 0) + 1
@@ -152,11 +155,11 @@ class Loop:
             row["phase"] = "train+eval"
         self.on_row(row)
 
-    def evaluate(self) -> tuple[float, float | None]:
+    def evaluate(self) -> tuple[float | None, float | None]:
         """Mean loss and share of right classes (None for regression) over the held-out rows."""
         rows = self.plan.data.eval_rows
         if rows == 0:
-            return math.nan, None
+            return None, None
         rank, world, strategy = self.rank, self.world, self.plan.strategy
         wants = strategy.takes(world.size, world.rank)
         loss = 0.0

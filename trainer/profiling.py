@@ -24,6 +24,10 @@ class Profiler:
         self._start_if_due()
         return self
 
+    @property
+    def running(self) -> bool:
+        return self._profile is not None
+
     def step(self) -> None:
         """A step has ended."""
         self._steps += 1
