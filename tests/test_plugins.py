@@ -136,3 +136,9 @@ def test_the_examples_model_is_a_chain_that_a_pipeline_can_cut(my_splits: Module
     made.check_schedules()
     assert [layer.kind for layer in made.model.layers] == ["Sequential", "Residual", "Residual", "Linear"]
     assert [schedule.layers[0].index for schedule in made.schedules(128)] == [0, 1, 2, 3]
+
+
+def test_the_readme_shows_the_plug_in_that_is_run_here() -> None:
+    code = (EXAMPLE / "my_splits.py").read_text()
+    assert f"```python\n{code}```" in (ROOT / "README.md").read_text()
+    assert len(code.splitlines()) < 40
