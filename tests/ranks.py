@@ -10,12 +10,14 @@ import atexit
 import multiprocessing as mp
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 TIMEOUT_S = 60.0
+ECHO_S = 2.0  # after one rank's failure the others get this long
 
 
 class RankPool:
@@ -38,36 +40,61 @@ class RankPool:
         atexit.register(self.close)
 
     def run(self, job: Callable[..., Any], *arguments: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
-        """Results of all ranks, rank 0 first. The first rank's failure is raised with its traceback."""
+        """Results of all ranks, rank 0 first.
+
+        Raises:
+            AssertionError: ranks that failed, the first failure first, with tracebacks.
+        """
         for pipe in self._pipes:
             pipe.send((job, arguments))
-        results: list[Any] = []
-        errors: list[str] = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(timeout_s if not errors else 2.0):
-                errors.append(f"rank {rank} did not answer in {timeout_s} s")
-                continue
-            succeeded, result = pipe.recv()
-            (results if succeeded else errors).append(result)
-        if errors:
-            self.close()  # ranks may be stuck in a collective: a fresh pool is needed
+        answers: dict[int, tuple[bool, Any]] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(answers) < self.size:
+            waiting = {self._pipes[rank]: rank for rank in range(self.size) if rank not in answers}
+            ready: list[Any] = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for pipe in ready:
+                rank = waiting[pipe]
+                answers[rank] = _answer(pipe, rank)
+                if not answers[rank][0]:  # the others may wait for it in a collective
+                    deadline = min(deadline, time.monotonic() + ECHO_S)
+        errors = [str(result) for succeeded, result in answers.values() if not succeeded]
+        if errors or len(answers) < self.size:
+            silent = [rank for rank in range(self.size) if rank not in answers]
+            errors += [f"ranks {silent} did not answer"] if silent else []
+            self.close(patience_s=ECHO_S)  # ranks may be stuck in a collective: a fresh pool is needed
             raise AssertionError("\n".join(errors))
-        return results
+        return [answers[rank][1] for rank in range(self.size)]
 
     @property
     def alive(self) -> bool:
         return bool(self._processes) and all(process.is_alive() for process in self._processes)
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
+        """Ask the ranks to end; those that wait for a job do."""
         for pipe in self._pipes:
             pipe.close()
+
+    def close(self, patience_s: float = 15.0) -> None:
+        """End the ranks, by force those that have not ended after `patience_s`."""
+        self.hang_up()
+        deadline = time.monotonic() + patience_s
         for process in self._processes:
-            process.join(timeout=2)
+            process.join(timeout=max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
         self._pipes, self._processes = [], []
         self._folder.cleanup()
+
+
+def _answer(pipe: Connection, rank: int) -> tuple[bool, Any]:
+    try:
+        succeeded, result = pipe.recv()
+    except (EOFError, OSError):
+        return False, f"rank {rank} died"
+    return succeeded, result
 
 
 class RankPools:
@@ -83,6 +110,8 @@ class RankPools:
         return pool
 
     def close(self) -> None:
+        for pool in self._pools.values():
+            pool.hang_up()
         for pool in self._pools.values():
             pool.close()
 
@@ -108,3 +137,4 @@ def _serve(rank: int, size: int, store_path: str, pipe: Connection) -> None:
         pass
     finally:
         world.close()
+        os._exit(0)  # taking an interpreter with torch in it apart costs a second of every rank

@@ -182,7 +182,7 @@ def _reference(case: Case) -> Trained:
 
 
 @torch.no_grad()
-def train(world: World, case: Case) -> dict[str, Any]:
+def train(world: World, case: Case, keep_parameters: bool = True) -> dict[str, Any]:
     """Job: train under the case's split. Loss shares, parts of the parameters, and counted bytes by step."""
     rank = case.rank(world)
     strategy = rank.strategy
@@ -207,7 +207,7 @@ def train(world: World, case: Case) -> dict[str, Any]:
     return {
         "shares": shares,
         "norms": norms,
-        "parts": held_parts(rank),
+        "parts": held_parts(rank) if keep_parameters else [],
         "sent": sent,
         "predicted": predicted,
         "role_bytes": rank.role_bytes(),

@@ -182,7 +182,7 @@ class Binder:
     # Loss: always sees [outputs, rows]
 
     def _outputs_first(self, tensor: Tensor) -> Tensor:
-        return tensor if self.model.row_axis == 1 else tensor.reshape(tensor.shape[0], -1).t()
+        return tensor if self.model.row_axis == 1 else tensor.flatten(1).t()
 
     def _make_loss(self, layer: Layer, m: int, output: Value, counts: bool) -> Loss:
         if m not in self.losses:
