@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,54 +24,10 @@ from strategies import compute
 from strategies.memory import ACTIVATION_KINDS, lay_out
 from strategies.schedule import Schedule
 from strategies.values import Layer, Operation, Value
+from trainer.program import Call, Filled, Program
 
 if TYPE_CHECKING:
     from trainer.executor import Rank
-
-Call = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A buffer that `rows` of the rank's slice go to; `transposed` stores [features, rows]."""
-
-    rows: slice
-    buffer: Tensor
-    transposed: bool
-
-    def fill(self, source: Tensor) -> None:
-        """Copy from [rows, ...], in the buffer's own order: the other is several times slower."""
-        rows = source[self.rows]
-        if self.transposed:
-            self.buffer.copy_(rows.flatten(1).t())
-        else:
-            self.buffer.copy_(rows.reshape(self.buffer.shape))
-
-
-@dataclass
-class Program:
-    """What one rank runs for one batch size."""
-
-    schedule: Schedule
-    calls: list[Call] = field(default_factory=list)
-    inputs: list[Filled] = field(default_factory=list)
-    targets: list[Filled] = field(default_factory=list)
-    contexts: list[Context] = field(default_factory=list)
-    bytes_least: int = 0
-
-    def load(self, inputs: Tensor | None, targets: Tensor | None) -> None:
-        """Copy this rank's rows, [rows, ...], into the buffers that the operations read."""
-        for source, places in ((inputs, self.inputs), (targets, self.targets)):
-            if source is not None:
-                for place in places:
-                    place.fill(source)
-
-    def run(self, step: int) -> None:
-        """One step, or one evaluation batch."""
-        for context in self.contexts:
-            context.step = step
-        for call in self.calls:
-            call()
 
 
 class Binder:
@@ -125,6 +80,9 @@ class Binder:
         """The memory of a value."""
         if value.kind in ACTIVATION_KINDS:
             slot = self.arena.slots[value]
+            if value.layer < 0 and self.model.row_axis == 1:
+                # As the data come, [rows, features]: matrix products take it transposed as it is.
+                return self.rank.arena_view(slot.offset_bytes, slot.shape[::-1]).t()
             return self.rank.arena_view(slot.offset_bytes, slot.shape)
         if value.kind == "weight gradient":
             return self.rank.gradient_views[value.layer][value.place]
@@ -136,7 +94,8 @@ class Binder:
         given = set(self.schedule.given)
         inputs = Value("output", -1, m)
         if inputs in given:
-            self.program.inputs.append(Filled(rows, self.tensor(inputs), self.model.row_axis == 1))
+            stored = self.tensor(inputs)
+            self.program.inputs.append(Filled(rows, stored.t() if self.model.row_axis == 1 else stored))
         if any(value.kind == "target" and value.place == m for value in given):
             count = rows.stop - rows.start
             if self.task.loss == "cross_entropy":

@@ -21,9 +21,10 @@ from strategies.memory import ITEMSIZE, lay_out
 from strategies.schedule import Schedule
 from strategies.strategy import Strategy, Task
 from strategies.values import Value
-from trainer.binding import Binder, Call, Program
+from trainer.binding import Binder
 from trainer.config import OptimizerConfig
 from trainer.optimizer import FlatOptimizer
+from trainer.program import Call, Program
 
 CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 
