@@ -1,6 +1,6 @@
 # Every target sets up what it needs first; done once, set-up costs nothing.
 #   make train ARGS='strategy=tensor world_size=2 trainer.max_steps=50'
-#   make test ARGS='-m "not slow" --no-cov'
+#   make test ARGS='-x --no-cov tests/test_models.py'
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: install train test compare lint format reference help
+.PHONY: install train test test-slow compare lint format reference help
 
 install: $(STAMP) ## set up .venv with everything that the other targets need
 
@@ -24,8 +24,11 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP) ## train the pipeline over two local ranks on handwritten digits (ARGS=... adds overrides)
 	$(BIN)/python scripts/train.py strategy=pipeline world_size=2 data=digits $(ARGS)
 
-test: lint ## check style, types, layers and the reference config, then run the tests (ARGS=... goes to pytest)
-	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+test: lint ## check style, types, layers and the reference config, then run the tests but the slow ones (ARGS=... goes to pytest)
+	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term $(ARGS)
+
+test-slow: $(STAMP) ## run the tests that `make test` leaves out
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 compare: $(STAMP) ## time our splits beside torch's own (ARGS=... goes to scripts/compare.py)
 	$(BIN)/python scripts/compare.py $(ARGS)
