@@ -131,7 +131,7 @@ def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 def test_config_is_written_before_anything_runs(tmp_path: Path) -> None:
     run = config(
         tmp_path / "a" / "b",
-        model=ModelConfig(widths=(8, 4), options={"api_key": "planted-in-options"}),
+        model=ModelConfig(hidden_dim=64, widths=(8, 4), options={"api_key": "planted-in-options"}),
         data=DataConfig(name="arrays", inputs="planted-in-options.npy"),
     )
     open_sinks(run, {})
