@@ -34,7 +34,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare as the command line says; returns the exit code."""
-    heard = signal.signal(signal.SIGTERM, _interrupt)
+    # Also SIGINT: a shell that starts it in the background has Python ignore Ctrl-C.
+    heard = {signum: signal.signal(signum, _interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         options = _parser().parse_args(arguments)
         request = _request(options)
@@ -49,10 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except Interrupted as error:
         return 128 + error.signum
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     finally:
-        signal.signal(signal.SIGTERM, heard)
+        for signum, handler in heard.items():
+            signal.signal(signum, handler)
     write(report, folder)
     show(report, _console())
     print(f"run folder  {folder}")
