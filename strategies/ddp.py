@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from collectives.traffic import bytes_sent
+from collectives.traffic import ITEMSIZE, bytes_sent
 from models.block import Model, even_parts
 from strategies.communication import AllReduce, Wait
 from strategies.compute import Backward, BackwardWeight, GradientNorm, Update
 from strategies.layout import Layout
-from strategies.memory import ITEMSIZE
 from strategies.schedule import Schedule
 from strategies.strategy import (
     Strategy,
@@ -130,7 +129,6 @@ def _reduce_and_update(
 
 class DataParallel(Strategy):
     name = "ddp"
-    splits = "batch"
 
     def check(self, model: Model, world_size: int, batch_size: int) -> None:
         super().check(model, world_size, batch_size)

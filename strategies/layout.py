@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from models.block import Model, ParameterSpec
-from strategies.memory import ITEMSIZE
+from collectives.traffic import ITEMSIZE
+from models.block import Model
 
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer state"
 STEP_COUNTER_BYTES = 4  # AdamW counts its steps in one float32 for each optimizer
@@ -81,6 +81,3 @@ class Layout:
         if role == OPTIMIZER_STATE:
             return own * optimizer_slots + step_counters * STEP_COUNTER_BYTES
         return own
-
-    def parameter(self, held: Held) -> ParameterSpec:
-        return self.model.layers[held.layer].parameters[held.place]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from collectives.traffic import ITEMSIZE
 from models.block import Model
 from strategies.communication import ReduceScatter, Wait
 from strategies.schedule import Schedule
 from strategies.values import Layer, Value
 
-ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2}
 ALIGNMENT_BYTES = 64  # a cache line, and what vectorized kernels like best
 
 # Kinds that live in the arena. Parameters and their gradients have flat buffers of their own, targets and

@@ -160,7 +160,6 @@ class Stage:
 
 class Pipeline(Strategy):
     name = "pipeline"
-    splits = "layers"
 
     def check(self, model: Model, world_size: int, batch_size: int) -> None:
         if self.options.schedule not in ORDERS:

@@ -10,7 +10,6 @@ from strategies.strategy import Strategy, Task, cut_rows, make_schedule, score, 
 
 class Single(Strategy):
     name = "single"
-    splits = "nothing"
 
     def check(self, model: Model, world_size: int, batch_size: int) -> None:
         if world_size != 1:

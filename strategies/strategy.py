@@ -55,7 +55,6 @@ class Strategy(abc.ABC):
     """A way to split a training step over ranks."""
 
     name: ClassVar[str]
-    splits: ClassVar[str]  # what is cut, for people: "batch", "columns", "layers"
 
     def __init__(self, options: Options) -> None:
         self.options = options

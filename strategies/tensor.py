@@ -24,7 +24,6 @@ BACKWARDS = ("reduce_scatter", "all_reduce")
 
 class TensorParallel(Strategy):
     name = "tensor"
-    splits = "columns"
 
     def check(self, model: Model, world_size: int, batch_size: int) -> None:
         super().check(model, world_size, batch_size)

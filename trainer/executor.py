@@ -13,11 +13,11 @@ from torch import Tensor
 
 from collectives.group import Group, World
 from collectives.ledger import Ledger
-from collectives.traffic import ring_all_reduce_bytes
+from collectives.traffic import ITEMSIZE, ring_all_reduce_bytes
 from models.block import Block, Model, torch_dtype
 from strategies.compute import Update
 from strategies.layout import GRADIENT, OPTIMIZER_STATE, PARAMETER, Held
-from strategies.memory import ITEMSIZE, lay_out
+from strategies.memory import lay_out
 from strategies.schedule import Schedule
 from strategies.strategy import Strategy, Task
 from strategies.values import Value
