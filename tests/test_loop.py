@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from trainer.config import (
     TrainerConfig,
     TrainingStopped,
 )
+from trainer.control import FIELDS, Control, Gathered
 from trainer.data import load_dataset
 from trainer.loop import Loop
 from trainer.plan import make_plan
@@ -201,3 +203,15 @@ def test_regression_evaluates_the_loss_alone(ranks: RankPools) -> None:
     for strategy in STRATEGIES:
         rows = ranks[2].run(train, config(strategy, data=data))[0]["rows"]
         assert rows[-1]["eval_accuracy"] is None and rows[-1]["eval_loss"] > 0
+
+
+def test_a_norm_that_is_nan_under_a_finite_loss_is_called_by_its_name() -> None:
+    loop = object.__new__(Loop)
+    loop.world, loop.control = World(0, 1, "gloo", 1.0), Control(World(0, 1, "gloo", 1.0))
+    loop.world.rank = 1  # rows are rank 0's
+    values = np.zeros((2, len(FIELDS)))
+    values[1, FIELDS.index("gradient_norm")] = math.nan
+    values[1, FIELDS.index("is_bad")] = 1
+    values[0, FIELDS.index("loss_share")] = 2.5
+    with pytest.raises(TrainingStopped, match=r"^gradient norm is nan at step 7, first on rank 1;"):
+        loop._settle(Gathered(7, values))

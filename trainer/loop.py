@@ -136,10 +136,12 @@ class Loop:
         bad = gathered["is_bad"]
         if bad.any():
             self.control.complete()
+            first = int(bad.argmax())
+            loss, norm = float(gathered["loss_share"].sum()), float(gathered["gradient_norm"][first])
+            what = f"gradient norm is {norm}" if math.isfinite(loss) else f"loss is {loss}"
             raise TrainingStopped(
-                f"loss is {float(gathered['loss_share'].sum())} at step {gathered.step}, first on rank "
-                f"{int(bad.argmax())}; all ranks stopped (lower optimizer.lr, set trainer.clip_grad_norm, "
-                "or look at the data)"
+                f"{what} at step {gathered.step}, first on rank {first}; all ranks stopped "
+                "(lower optimizer.lr, set trainer.clip_grad_norm, or look at the data)"
             )
         self.stopped_by = self.stopped_by or int(gathered["stop_signal"].max())
         return bool(self.stopped_by)
