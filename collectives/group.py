@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from collectives.counters import SocketCounter, tcp_connections
+from collectives.scratch import ScratchPool
 
-@dataclass(frozen=True)
+if TYPE_CHECKING:
+    from collectives.transfer import Transfer
+
+CPU = torch.device("cpu")
+
+
+@dataclass(eq=False)
 class Group:
-    """Ranks that communicate together. `index` is this process's place among `ranks`."""
+    """Ranks that communicate together. `index` is this process's place among `ranks`, -1 if it has none."""
 
     name: str
     ranks: tuple[int, ...]
     index: int
     backend: str
     process_group: dist.ProcessGroup | None  # None where there is one rank and nothing to say
+    device: torch.device = CPU
+    wire: SocketCounter | None = None  # the kernel's count of what its own connections sent
+    scratch: ScratchPool = field(default_factory=ScratchPool)
+    in_flight: deque[Transfer] = field(default_factory=deque)  # phased operations, by start
+    phased_count: int = 0
+    options: dict[tuple[object, ...], object] = field(default_factory=dict)  # of native calls
+    size: int = field(init=False)
 
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
+    def __post_init__(self) -> None:
+        self.size = len(self.ranks)
 
     def place(self, rank: int) -> int:
         """Place of a global rank in this group."""
@@ -60,20 +76,22 @@ class World:
                 world_size=size,
                 timeout=self.timeout,
             )
-        self.control = Group(
-            "control", tuple(range(size)), rank, "gloo", dist.group.WORLD if size > 1 else None
-        )
+        everyone = dist.group.WORLD if size > 1 else None
+        self.control = Group("control", tuple(range(size)), rank, "gloo", everyone)
         self._groups: dict[str, Group] = {}
 
     def group(self, name: str, ranks: Sequence[int]) -> Group:
         """The data group of that name, made on first use."""
         if name not in self._groups:
-            members = tuple(ranks)
-            process_group = None
+            members = tuple(sorted(set(ranks)))  # as torch orders them, whatever the order given
+            process_group, before = None, tcp_connections()
             if len(members) > 1:
                 process_group = dist.new_group(list(members), timeout=self.timeout, backend=self.backend)
             index = members.index(self.rank) if self.rank in members else -1
-            self._groups[name] = Group(name, members, index, self.backend, process_group)
+            wire = SocketCounter(tcp_connections() - before) if self.backend == "gloo" else None
+            self._groups[name] = Group(
+                name, members, index, self.backend, process_group if index >= 0 else None, self.device, wire
+            )
         return self._groups[name]
 
     def sum_on_control(self, tensor: Tensor) -> None:

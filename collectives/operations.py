@@ -1,203 +1,446 @@
-"""Communication bound to its buffers: views cut and messages sized once, started and waited for many times.
+"""Seven collectives, all_to_all, barrier and point-to-point, with one signature style.
 
-All are asynchronous: `start` posts, `wait` completes. On nccl `wait` orders streams and does not block
-the host; that side has not run on a GPU.
+    operation(tensor, group, root or peer, output=, op=, sizes=, algorithm="auto", asynchronous=False)
+
+Each returns its `Transfer`, complete unless `asynchronous`; its `output` is the result. Everything wrong that
+one rank can see raises ValueError before anything is sent, and leaves the group usable.
+
+`root` and `peer` are global ranks. `op` is sum, min, max or mean; mean is for floating point. `algorithm` is
+`auto` (by size and group, from measurement), `native` (the backend's own) or a name in `traffic.ALGORITHMS`.
+Integer sums wrap. Tensors need not be contiguous; what is not is copied.
+
+Where a tensor holds one block of each rank, its leading dimension says so, in either of two forms: stacked,
+[n, *block], or concatenated, [n * rows, *row]. With `sizes`, rows of each rank's block, it is
+[sum of sizes, *row].
 """
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from collectives import algorithms as by_hand
+from collectives import native
+from collectives.checks import (
+    check_member,
+    check_same_kind,
+    check_tensor,
+    check_whole,
+    numels_from_own,
+    numels_of_blocks,
+    numels_of_sizes,
+    other_place,
+    output_like,
+    place_of,
+)
+from collectives.choice import choose
 from collectives.group import Group
-from collectives.ledger import Entry, Ledger
+from collectives.traffic import ITEMSIZE, fan_scratch
+from collectives.transfer import Native, Nothing, Transfer
 
-REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
-
-
-class Transfer(abc.ABC):
-    """One operation of a program. `algorithm` is what moves its bytes, `sent_bytes` what one call sends."""
-
-    def __init__(self, algorithm: str, sent_bytes: int) -> None:
-        self.algorithm, self.sent_bytes = algorithm, sent_bytes
-        self._works: list[dist.Work] = []
-        self._ledger: Ledger | None = None
-        self._number = -1
-
-    def register(self, ledger: Ledger, identity: str, label: str, group: str) -> None:
-        """Count every start of this operation in `ledger`."""
-        self._ledger, self._number = ledger, ledger.register(Entry(identity, label, group, self.algorithm))
-
-    def start(self) -> None:
-        """Post it; returns at once."""
-        self._works = self.post()
-        if self._ledger is not None:
-            self._ledger.record(self._number, self.sent_bytes)
-
-    def wait(self) -> None:
-        """Complete it: the result is there, and buffers may be written again."""
-        for work in self._works:
-            work.wait()
-        self._works = []
-        self.finish()
-
-    @abc.abstractmethod
-    def post(self) -> list[dist.Work]:
-        """Start the messages."""
-
-    def finish(self) -> None:  # noqa: B027  most operations end with their last message
-        """Work that is left once all messages are there."""
+Back = Callable[[], object] | None
 
 
-class AllReduce(Transfer):
-    """In place: every rank ends with the reduction over the group. `tensor` contiguous, any shape."""
-
-    def __init__(self, tensor: Tensor, reduction: str, group: Group, sent_bytes: int) -> None:
-        super().__init__("ring", sent_bytes)
-        self.tensor, self.reduction, self.group = tensor, REDUCTIONS[reduction], group.process_group
-
-    def post(self) -> list[dist.Work]:
-        return [dist.all_reduce(self.tensor, self.reduction, self.group, async_op=True)]
-
-
-class DirectAllGather(Transfer):
-    """Every rank sends its own block to every other; blocks land in place, sizes may differ.
+def all_reduce(
+    tensor: Tensor,
+    group: Group,
+    *,
+    op: str = "sum",
+    output: Tensor | None = None,
+    algorithm: str = "auto",
+    asynchronous: bool = False,
+) -> Transfer:
+    """Every rank ends with the reduction of all ranks' tensors, in place or in `output`.
 
     Args:
-        whole: [sum of sizes, ...] contiguous; this rank's block is already in it.
-        sizes: rows of each rank's block.
+        tensor: any shape, the same on all ranks.
+        output: like `tensor`; without it the result replaces `tensor`.
     """
-
-    def __init__(self, whole: Tensor, sizes: Sequence[int], group: Group, sent_bytes: int) -> None:
-        super().__init__("direct", sent_bytes)
-        self.process_group = group.process_group
-        blocks = torch.split(whole, list(sizes))
-        peers = _peers(group)
-        self.own = blocks[group.index]
-        self.receives = [(blocks[peer], peer) for peer in peers if blocks[peer].numel()]
-        self.sends = peers if self.own.numel() else []
-
-    def post(self) -> list[dist.Work]:
-        works = [_irecv(block, peer, self.process_group) for block, peer in self.receives]
-        works += [_isend(self.own, peer, self.process_group) for peer in self.sends]
-        return works
+    check_tensor(tensor, group, op)
+    target = output_like(tensor, output, "all_reduce")
+    flat, back = _landing(target)
+    if output is not None:
+        flat.copy_(tensor.contiguous().view(-1))
+    name = choose("all_reduce", algorithm, group.backend, group.size, flat.nbytes)
+    if _is_nothing(group, flat.numel()):
+        return _begin(Nothing(name, target), asynchronous, back)
+    transfer = Native(name, lambda: native.all_reduce(group, flat, op), target)
+    _average(transfer, group, op, flat)
+    return _begin(transfer, asynchronous, back)
 
 
-class DirectReduceScatter(Transfer):
-    """Every rank sends every other that rank's block of its partial sums; the receiver adds them.
+def reduce(
+    tensor: Tensor,
+    group: Group,
+    root: int,
+    *,
+    op: str = "sum",
+    output: Tensor | None = None,
+    algorithm: str = "auto",
+    asynchronous: bool = False,
+) -> Transfer:
+    """The root ends with the reduction, in place or in `output`; other ranks' tensors stay as they are."""
+    check_tensor(tensor, group, op)
+    place = place_of(group, root, "root")
+    is_root = place == group.index
+    target = output_like(tensor, output, "reduce")
+    name = choose("reduce", algorithm, group.backend, group.size, tensor.nbytes)
+    numel = tensor.numel()
+    if _is_nothing(group, numel):
+        if output is not None and is_root:
+            output.copy_(tensor)
+        return _begin(Nothing(name, target if is_root else None), asynchronous)
+    if name == "fan":
+        flat = tensor.contiguous().view(-1)
+        landing, back = _landing(target) if is_root else (None, None)
+        elements = fan_scratch(numel, tensor.element_size(), group.size, (group.index - place) % group.size)
+        scratch, buffer = group.scratch.take(elements, tensor.dtype, tensor.device)
+        transfer: Transfer = by_hand.FanReduce(group, flat, place, landing, scratch, op)
+        transfer.output = target if is_root else None
+        transfer.then.append(lambda: group.scratch.give_back(buffer))
+        if landing is not None and op == "mean":
+            transfer.then.append(lambda: landing.div_(group.size))
+        return _begin(transfer, asynchronous, back)
+    # The backend's own writes over its tensor on every rank.
+    if is_root:
+        work, back = _landing(target)
+        if output is not None:
+            work.copy_(tensor.contiguous().view(-1))
+    else:
+        work, back = tensor.clone(memory_format=torch.contiguous_format).view(-1), None
+    transfer = Native(name, lambda: native.reduce(group, work, op, place), target if is_root else None)
+    if is_root:
+        _average(transfer, group, op, work)
+    return _begin(transfer, asynchronous, back)
 
-    Sends the least possible, where gloo's own reduce_scatter sends an all_reduce.
+
+def broadcast(
+    tensor: Tensor,
+    group: Group,
+    root: int,
+    *,
+    output: Tensor | None = None,
+    algorithm: str = "auto",
+    asynchronous: bool = False,
+) -> Transfer:
+    """Every rank ends with the root's tensor, in place or in `output` (on all ranks, the root too).
 
     Args:
-        partial: [sum of sizes, ...] contiguous, this rank's partial sums. Its own block becomes the result.
-        received: [n - 1, own size, ...] scratch.
+        tensor: any shape, the same on all ranks; where `output` is given it matters at the root alone.
     """
-
-    def __init__(
-        self, partial: Tensor, received: Tensor, sizes: Sequence[int], group: Group, sent_bytes: int
-    ) -> None:
-        super().__init__("direct", sent_bytes)
-        self.process_group = group.process_group
-        blocks = torch.split(partial, list(sizes))
-        peers = _peers(group)
-        self.own = blocks[group.index]
-        self.sends = [(blocks[peer], peer) for peer in peers if blocks[peer].numel()]
-        self.receives = [(received[k], peer) for k, peer in enumerate(peers)] if self.own.numel() else []
-
-    def post(self) -> list[dist.Work]:
-        works = [_irecv(block, peer, self.process_group) for block, peer in self.receives]
-        works += [_isend(block, peer, self.process_group) for block, peer in self.sends]
-        return works
-
-    def finish(self) -> None:
-        for block, _ in self.receives:
-            self.own.add_(block)
+    check_tensor(tensor, group)
+    place = place_of(group, root, "root")
+    target = output_like(tensor, output, "broadcast")
+    flat, back = _landing(target)
+    if output is not None and place == group.index:
+        flat.copy_(tensor.contiguous().view(-1))
+    name = choose("broadcast", algorithm, group.backend, group.size, flat.nbytes)
+    if _is_nothing(group, flat.numel()):
+        return _begin(Nothing(name, target), asynchronous, back)
+    if name == "fan":
+        transfer: Transfer = by_hand.FanBroadcast(group, flat, place, target)
+    else:
+        transfer = Native(name, lambda: native.broadcast(group, flat, place), target)
+    return _begin(transfer, asynchronous, back)
 
 
-class NativeAllGather(Transfer):
-    """The backend's own; equal blocks only. Arguments as for `DirectAllGather`."""
+def scatter(
+    tensor: Tensor | None,
+    group: Group,
+    root: int,
+    *,
+    output: Tensor,
+    sizes: Sequence[int] | None = None,
+    algorithm: str = "auto",
+    asynchronous: bool = False,
+) -> Transfer:
+    """Every rank ends with its block of the root's tensor.
 
-    def __init__(self, whole: Tensor, sizes: Sequence[int], group: Group, sent_bytes: int) -> None:
-        super().__init__("ring", sent_bytes)
-        refuse_uneven("all_gather", sizes)
-        self.whole, self.process_group = whole, group.process_group
-        self.own = torch.split(whole, list(sizes))[group.index]
-
-    def post(self) -> list[dist.Work]:
-        return [dist.all_gather_into_tensor(self.whole, self.own, self.process_group, async_op=True)]
-
-
-class NativeReduceScatter(Transfer):
-    """The backend's own; equal blocks only. Arguments as for `DirectReduceScatter`."""
-
-    def __init__(
-        self, partial: Tensor, received: Tensor, sizes: Sequence[int], group: Group, sent_bytes: int
-    ) -> None:
-        super().__init__("ring" if group.backend == "nccl" else "reduce_all", sent_bytes)
-        refuse_uneven("reduce_scatter", sizes)
-        self.partial, self.process_group = partial, group.process_group
-        self.own, self.result = torch.split(partial, list(sizes))[group.index], received[0]
-
-    def post(self) -> list[dist.Work]:
-        return [
-            dist.reduce_scatter_tensor(self.result, self.partial, group=self.process_group, async_op=True)
-        ]
-
-    def finish(self) -> None:
-        self.own.copy_(self.result)
-
-
-class Send(Transfer):
-    """`tensor` to a global rank; complete once the peer has received it."""
-
-    def __init__(self, tensor: Tensor, peer: int, group: Group, sent_bytes: int) -> None:
-        super().__init__("direct", sent_bytes)
-        self.tensor, self.peer, self.process_group = tensor, group.place(peer), group.process_group
-
-    def post(self) -> list[dist.Work]:
-        return [_isend(self.tensor, self.peer, self.process_group)]
-
-
-class Recv(Transfer):
-    """From a global rank into `tensor`; messages of one pair arrive in the order in which they were sent."""
-
-    def __init__(self, tensor: Tensor, peer: int, group: Group) -> None:
-        super().__init__("direct", 0)
-        self.tensor, self.peer, self.process_group = tensor, group.place(peer), group.process_group
-
-    def post(self) -> list[dist.Work]:
-        return [_irecv(self.tensor, self.peer, self.process_group)]
-
-
-def refuse_uneven(operation: str, sizes: Sequence[int]) -> None:
-    """The backends' own collectives take equal blocks.
-
-    Raises:
-        ValueError: blocks that differ.
+    Args:
+        tensor: at the root, one block of each rank; None elsewhere.
+        output: a block; at the root it may be its own block of `tensor`.
     """
-    if len(set(sizes)) > 1:
-        raise ValueError(
-            f"collectives.algorithm=native cannot {operation} blocks of unequal sizes {list(sizes)}; "
-            "use collectives.algorithm=direct, or a width that the world size divides"
-        )
+    dtype = check_tensor(output, group)
+    place = place_of(group, root, "root")
+    is_root = place == group.index
+    if is_root and tensor is None:
+        raise ValueError("scatter needs a tensor at the root")
+    if is_root and tensor is not None:
+        check_same_kind(tensor, output, "scatter")
+        numels = numels_of_blocks("scatter", "tensor", tensor.shape, output.shape, group, sizes)
+    else:
+        numels = numels_from_own("scatter", output, group, sizes)
+    name = choose("scatter", algorithm, group.backend, group.size, _nbytes(numels, dtype), _uneven(numels))
+    flat, back = _landing(output)
+    blocks: list[Tensor] = []
+    if is_root and tensor is not None:
+        blocks = list(tensor.contiguous().view(-1).split(numels))
+        if name == "direct" or _is_nothing(group, sum(numels)):
+            _copy(flat, blocks[place])
+    if _is_nothing(group, sum(numels)):
+        return _begin(Nothing(name, output), asynchronous, back)
+    if name == "direct":
+        transfer: Transfer = by_hand.DirectScatter(group, blocks, place, flat)
+        transfer.output = output
+    else:
+        transfer = Native(name, lambda: native.scatter(group, blocks, flat, place), output)
+    return _begin(transfer, asynchronous, back)
 
 
-def _peers(group: Group) -> list[int]:
-    """The others, nearest above first, so that not all ranks send to the same one at once."""
-    return [(group.index + distance) % group.size for distance in range(1, group.size)]
+def gather(
+    tensor: Tensor,
+    group: Group,
+    root: int,
+    *,
+    output: Tensor | None = None,
+    sizes: Sequence[int] | None = None,
+    algorithm: str = "auto",
+    asynchronous: bool = False,
+) -> Transfer:
+    """The root ends with every rank's tensor, one block of `output` each; `output` is for the root alone.
+
+    At the root `tensor` may be its own block of `output`.
+    """
+    dtype = check_tensor(tensor, group)
+    place = place_of(group, root, "root")
+    is_root = place == group.index
+    if is_root and output is None:
+        raise ValueError("gather needs an output at the root")
+    if is_root and output is not None:
+        check_same_kind(tensor, output, "gather")
+        numels = numels_of_blocks("gather", "output", output.shape, tensor.shape, group, sizes)
+    else:
+        numels = numels_from_own("gather", tensor, group, sizes)
+    name = choose("gather", algorithm, group.backend, group.size, _nbytes(numels, dtype), _uneven(numels))
+    own, back = tensor.contiguous().view(-1), None
+    blocks: list[Tensor] = []
+    if is_root and output is not None:
+        flat, back = _landing(output)
+        blocks = list(flat.split(numels))
+        if name == "direct" or _is_nothing(group, sum(numels)):
+            _copy(blocks[place], own)
+    result = output if is_root else None
+    if _is_nothing(group, sum(numels)):
+        return _begin(Nothing(name, result), asynchronous, back)
+    if name == "direct":
+        transfer: Transfer = by_hand.DirectGather(group, own, blocks, place, result)
+    else:
+        transfer = Native(name, lambda: native.gather(group, own, blocks, place), result)
+    return _begin(transfer, asynchronous, back)
 
 
-def _isend(tensor: Tensor, peer: int, group: dist.ProcessGroup | None) -> dist.Work:
-    work = dist.isend(tensor, group=group, group_dst=peer)
-    assert work is not None, "this rank is not in the group"
-    return work
+def all_gather(
+    tensor: Tensor,
+    group: Group,
+    *,
+    output: Tensor,
+    sizes: Sequence[int] | None = None,
+    algorithm: str = "auto",
+    asynchronous: bool = False,
+) -> Transfer:
+    """Every rank ends with every rank's tensor, one block of `output` each.
+
+    `tensor` may be this rank's own block of `output`, which is then in place.
+    """
+    dtype = check_tensor(tensor, group)
+    check_same_kind(tensor, output, "all_gather")
+    numels = numels_of_blocks("all_gather", "output", output.shape, tensor.shape, group, sizes)
+    name = choose("all_gather", algorithm, group.backend, group.size, _nbytes(numels, dtype), _uneven(numels))
+    flat, back = _landing(output)
+    own = tensor.contiguous().view(-1)
+    blocks = list(flat.split(numels))
+    if name == "direct" or _is_nothing(group, sum(numels)):
+        _copy(blocks[group.index], own)
+    if _is_nothing(group, sum(numels)):
+        return _begin(Nothing(name, output), asynchronous, back)
+    if name == "direct":
+        transfer: Transfer = by_hand.DirectAllGather(group, blocks, output)
+    elif _uneven(numels):
+        transfer = Native(name, lambda: native.all_gather_uneven(group, blocks, own), output)
+    else:
+        transfer = Native(name, lambda: native.all_gather(group, flat, own), output)
+    return _begin(transfer, asynchronous, back)
 
 
-def _irecv(tensor: Tensor, peer: int, group: dist.ProcessGroup | None) -> dist.Work:
-    work = dist.irecv(tensor, group=group, group_src=peer)
-    assert work is not None, "this rank is not in the group"
-    return work
+def reduce_scatter(
+    tensor: Tensor,
+    group: Group,
+    *,
+    op: str = "sum",
+    output: Tensor | None = None,
+    sizes: Sequence[int] | None = None,
+    algorithm: str = "auto",
+    asynchronous: bool = False,
+) -> Transfer:
+    """Every rank ends with its block of the reduction of all ranks' tensors; `tensor` stays as it is.
+
+    Args:
+        tensor: one block of each rank. Without `output` it is stacked, [n, *block], and nothing else.
+        output: a block; it may be this rank's own block of `tensor`, which is then in place.
+    """
+    dtype = check_tensor(tensor, group, op)
+    if output is None:
+        if tensor.dim() == 0 or tensor.shape[0] != group.size or sizes is not None:
+            raise ValueError(
+                f"reduce_scatter of shape {list(tensor.shape)} on {group.size} ranks without output needs "
+                f"[{group.size}, *block]; give output for the concatenated form or for sizes"
+            )
+        output = torch.empty_like(tensor[0])
+    check_same_kind(tensor, output, "reduce_scatter")
+    numels = numels_of_blocks("reduce_scatter", "tensor", tensor.shape, output.shape, group, sizes)
+    size_bytes = _nbytes(numels, dtype)
+    name = choose("reduce_scatter", algorithm, group.backend, group.size, size_bytes, _uneven(numels))
+    flat, back = _landing(output)
+    whole = tensor.contiguous().view(-1)
+    blocks = list(whole.split(numels))
+    if _is_nothing(group, sum(numels)):
+        _copy(flat, blocks[group.index])
+        return _begin(Nothing(name, output), asynchronous, back)
+    if name == "direct":
+        shape = (group.size - 1, numels[group.index])
+        scratch, buffer = group.scratch.take(math.prod(shape), tensor.dtype, tensor.device)
+        transfer: Transfer = by_hand.DirectReduceScatter(group, blocks, flat, scratch.view(shape), op)
+        transfer.output = output
+        transfer.then.append(lambda: group.scratch.give_back(buffer))
+        if op == "mean":
+            transfer.then.append(lambda: flat.div_(group.size))
+    elif _uneven(numels):
+        transfer = Native(name, lambda: native.reduce_scatter_uneven(group, flat, blocks, op), output)
+    else:
+        transfer = Native(name, lambda: native.reduce_scatter(group, flat, whole, op), output)
+        _average(transfer, group, op, flat)
+    return _begin(transfer, asynchronous, back)
+
+
+def all_to_all(
+    tensor: Tensor,
+    group: Group,
+    *,
+    output: Tensor,
+    sizes: Sequence[int] | None = None,
+    output_sizes: Sequence[int] | None = None,
+    algorithm: str = "auto",
+    asynchronous: bool = False,
+) -> Transfer:
+    """Block j of rank i's tensor ends as block i of rank j's output.
+
+    Args:
+        tensor: a block for each rank; may not overlap `output`.
+        output: a block from each rank.
+        sizes: rows for each rank, where they differ; then `output_sizes` holds the rows from each rank.
+    """
+    check_tensor(tensor, group)
+    check_same_kind(tensor, output, "all_to_all")
+    if (sizes is None) != (output_sizes is None):
+        raise ValueError("all_to_all takes sizes and output_sizes together, or neither")
+    if sizes is None or output_sizes is None:
+        check_whole(tensor.shape, group, "all_to_all", "tensor")
+        if output.shape != tensor.shape:
+            raise ValueError(
+                f"all_to_all: output has shape {list(output.shape)} and must have tensor's, "
+                f"{list(tensor.shape)}"
+            )
+        sent = received = [tensor.numel() // group.size] * group.size
+    else:
+        sent = numels_of_sizes("all_to_all", "sizes", tensor.shape, group, sizes)
+        received = numels_of_sizes("all_to_all", "output_sizes", output.shape, group, output_sizes)
+        if sent[group.index] != received[group.index]:
+            raise ValueError(
+                f"all_to_all: this rank keeps sizes[{group.index}]={sizes[group.index]} rows, but "
+                f"output_sizes[{group.index}]={output_sizes[group.index]}"
+            )
+    uneven = sizes is not None
+    size_bytes = tensor.nbytes
+    if uneven and algorithm == "auto" and group.backend == "gloo":
+        algorithm = "direct"  # ranks with other sizes must choose alike
+    name = choose("all_to_all", algorithm, group.backend, group.size, size_bytes)
+    flat, back = _landing(output)
+    whole = tensor.contiguous().view(-1)
+    sources, targets = list(whole.split(sent)), list(flat.split(received))
+    if group.size == 1 or (not uneven and tensor.numel() == 0):
+        _copy(targets[group.index], sources[group.index])
+        return _begin(Nothing(name, output), asynchronous, back)
+    if name == "direct":
+        _copy(targets[group.index], sources[group.index])
+        transfer: Transfer = by_hand.DirectAllToAll(group, sources, targets, output)
+    else:
+        splits = (received, sent) if uneven else ((), ())
+        transfer = Native(name, lambda: native.all_to_all(group, flat, whole, *splits), output)
+    return _begin(transfer, asynchronous, back)
+
+
+def send(tensor: Tensor, group: Group, peer: int, *, asynchronous: bool = False) -> Transfer:
+    """`tensor` to a rank that receives it; messages of one pair arrive in the order of their sending."""
+    check_tensor(tensor, group)
+    place = other_place(group, peer)
+    return _begin(by_hand.Send(group, tensor.contiguous().view(-1), place), asynchronous)
+
+
+def recv(tensor: Tensor, group: Group, peer: int, *, asynchronous: bool = False) -> Transfer:
+    """Into `tensor`, which must have as many elements as the sender's."""
+    check_tensor(tensor, group)
+    flat, back = _landing(tensor)
+    transfer = by_hand.Recv(group, flat, other_place(group, peer))
+    transfer.output = tensor
+    return _begin(transfer, asynchronous, back)
+
+
+def barrier(group: Group, *, asynchronous: bool = False) -> Transfer:
+    """Complete once every rank of the group has called it."""
+    check_member(group)
+    if group.size == 1:
+        return _begin(Nothing("dissemination"), asynchronous)
+    return _begin(Native("dissemination", lambda: native.barrier(group)), asynchronous)
+
+
+def print_in_rank_order(text: object, group: Group) -> None:
+    """Print every rank's text, rank after rank. For debugging: it takes a barrier for each rank."""
+    for place, rank in enumerate(group.ranks):
+        if place == group.index:
+            print(f"rank {rank}: {text}", flush=True)
+        barrier(group)
+
+
+# Parts
+
+
+def _is_nothing(group: Group, numel: int) -> bool:
+    return group.size == 1 or numel == 0
+
+
+def _uneven(numels: Sequence[int]) -> bool:
+    return len(set(numels)) > 1
+
+
+def _nbytes(numels: Sequence[int], dtype: str) -> int:
+    return sum(numels) * ITEMSIZE[dtype]
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    if target.data_ptr() != source.data_ptr():
+        target.copy_(source)
+
+
+def _landing(output: Tensor) -> tuple[Tensor, Back]:
+    """(flat contiguous memory for a result, what brings the result from there to `output`)."""
+    if output.is_contiguous():
+        return output.view(-1), None
+    flat = output.contiguous().view(-1)
+    return flat, lambda: output.copy_(flat.view(output.shape))
+
+
+def _average(transfer: Transfer, group: Group, op: str, flat: Tensor) -> None:
+    if op == "mean" and not native.averages(group):
+        transfer.then.append(lambda: flat.div_(group.size))
+
+
+def _begin(transfer: Transfer, asynchronous: bool, back: Back = None) -> Transfer:
+    if back is not None:
+        transfer.then.append(back)
+    transfer.start()
+    if not asynchronous:
+        transfer.wait()
+    return transfer

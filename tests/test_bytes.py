@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from collectives.group import World
-from collectives.operations import AllReduce
+from collectives.operations import all_reduce
 from collectives.traffic import ring_all_reduce_bytes
 from tests.ranks import RankPools
 from tests.truth import Case, OptimizerConfig, Options, replace, train
@@ -335,12 +335,11 @@ def wire_of_all_reduce(world: World, sizes: tuple[int, ...]) -> list[int]:
     group = world.group("world", range(world.size))
     sent = []
     for numel in sizes:
-        transfer = AllReduce(torch.ones(numel, dtype=torch.float64), "sum", group, 0)
+        tensor = torch.ones(numel, dtype=torch.float64)
         time.sleep(SETTLE_S)
         before = tcp_bytes_sent()
         time.sleep(SETTLE_S)
-        transfer.start()
-        transfer.wait()
+        all_reduce(tensor, group)
         time.sleep(SETTLE_S)
         sent.append(tcp_bytes_sent() - before)
     return sent

@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from collectives import operations as wire
+from collectives import algorithms as by_hand
+from collectives import native
+from collectives.group import Group
 from collectives.traffic import bytes_least, bytes_sent
+from collectives.transfer import Native, Transfer
 from models.block import Context, JointBlock, Saved, torch_dtype
 from models.loss import CrossEntropy, Loss, count_correct, make_loss
 from strategies import communication as comm
@@ -39,7 +42,7 @@ class Binder:
         self.arena = lay_out(schedule, rank.model)
         self.layers: dict[int, Layer] = {layer.index: layer for layer in schedule.layers}
         self.losses: dict[int, Loss] = {}
-        self.in_flight: dict[Value, wire.Transfer] = {}
+        self.in_flight: dict[Value, Transfer] = {}
         self.program = Program(schedule)
         self.saved: dict[tuple[int, int], Saved] = {}
         self.target_of: dict[int, Tensor] = {}
@@ -190,16 +193,14 @@ class Binder:
 
     # Communication
 
-    def _started(self, op: comm.Communication, transfer: wire.Transfer, group: str, least: int) -> Call:
+    def _started(self, op: comm.Communication, transfer: Transfer, group: str, least: int) -> Call:
         ledger = self.rank.ledger if self.training else self.rank.evaluation_ledger
         transfer.register(ledger, op.identity, op.label, group)
         self.in_flight[op.value] = transfer
         self.program.bytes_least += least
         return transfer.start
 
-    def _sent(
-        self, operation: str, group: wire.Group, shards: int | list[int], dtype: str
-    ) -> tuple[int, int]:
+    def _sent(self, operation: str, group: Group, shards: int | list[int], dtype: str) -> tuple[int, int]:
         algorithm = "direct" if operation == "send" else getattr(self.task.algorithms, operation)
         sent = bytes_sent(operation, algorithm, shards, dtype, group.size, group.index)
         return sent, bytes_least(operation, shards, dtype, group.size, group.index)
@@ -211,31 +212,52 @@ class Binder:
         else:
             tensor = self.tensor(op.value)
         sent, least = self._sent("all_reduce", group, op.numel, op.dtype)
-        return self._started(op, wire.AllReduce(tensor, op.reduction, group, sent), group.name, least)
+        launch = partial(native.all_reduce, group, tensor, op.reduction)
+        return self._started(op, Native("ring", launch, tensor, sent), group.name, least)
 
     def _all_gather(self, op: comm.AllGather) -> Call:
         group = self.rank.world.group(op.group.name, op.group.ranks)
-        kind = wire.DirectAllGather if self.task.algorithms.all_gather == "direct" else wire.NativeAllGather
         sent, least = self._sent("all_gather", group, _elements(op.sizes, op.shape), op.dtype)
-        transfer = kind(self.tensor(op.value), op.sizes, group, sent)
+        whole = self.tensor(op.value)
+        blocks = _blocks(whole, op.sizes)
+        if self.task.algorithms.all_gather == "direct":
+            transfer: Transfer = by_hand.DirectAllGather(group, blocks)
+        else:
+            launch = partial(native.all_gather, group, whole.view(-1), blocks[group.index])
+            transfer = Native(self.task.algorithms.all_gather, launch, whole, sent)
         return self._started(op, transfer, group.name, least)
 
     def _reduce_scatter(self, op: comm.ReduceScatter) -> Call:
         group = self.rank.world.group(op.group.name, op.group.ranks)
-        direct = self.task.algorithms.reduce_scatter == "direct"
-        kind = wire.DirectReduceScatter if direct else wire.NativeReduceScatter
         sent, least = self._sent("reduce_scatter", group, _elements(op.sizes, op.shape), op.dtype)
-        transfer = kind(self.tensor(op.value), self.tensor(op.scratch), op.sizes, group, sent)
+        partial_sums, scratch = self.tensor(op.value), self.tensor(op.scratch)
+        blocks = _blocks(partial_sums, op.sizes)
+        own = blocks[group.index]
+        if self.task.algorithms.reduce_scatter == "direct":
+            received = scratch.view(group.size - 1, own.numel())
+            transfer: Transfer = by_hand.DirectReduceScatter(group, blocks, own, received)
+        else:
+            result = scratch[0].view(-1)
+            launch = partial(native.reduce_scatter, group, result, partial_sums.view(-1), "sum")
+            transfer = Native(self.task.algorithms.reduce_scatter, launch, own, sent)
+            transfer.then.append(partial(own.copy_, result))
         return self._started(op, transfer, group.name, least)
 
     def _send(self, op: comm.Send) -> Call:
         group = self.rank.channel(op.peer > self.rank.world.rank)
-        sent, least = self._sent("send", group, op.numel, op.dtype)
-        return self._started(op, wire.Send(self.tensor(op.value), op.peer, group, sent), group.name, least)
+        _, least = self._sent("send", group, op.numel, op.dtype)
+        transfer = by_hand.Send(group, self.tensor(op.value), group.place(op.peer))
+        return self._started(op, transfer, group.name, least)
 
     def _recv(self, op: comm.Recv) -> Call:
         group = self.rank.channel(op.peer < self.rank.world.rank)
-        return self._started(op, wire.Recv(self.tensor(op.value), op.peer, group), group.name, 0)
+        transfer = by_hand.Recv(group, self.tensor(op.value), group.place(op.peer))
+        return self._started(op, transfer, group.name, 0)
+
+
+def _blocks(whole: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:
+    """Each rank's block of the leading axis, flat."""
+    return [block.view(-1) for block in whole.split(list(sizes))]
 
 
 def _elements(sizes: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:

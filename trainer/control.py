@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from collectives.algorithms import DirectAllGather
 from collectives.group import World
-from collectives.operations import DirectAllGather
 
 FIELDS = (
     "step_time_s",
@@ -51,10 +51,7 @@ class Control:
         self.world = world
         self.sent_bytes = (world.size - 1) * len(FIELDS) * FLOAT64_BYTES
         self._buffers = [torch.zeros(world.size, len(FIELDS), dtype=torch.float64) for _ in range(2)]
-        ones = [1] * world.size
-        self._transfers = [
-            DirectAllGather(buffer, ones, world.control, self.sent_bytes) for buffer in self._buffers
-        ]
+        self._transfers = [DirectAllGather(world.control, list(buffer)) for buffer in self._buffers]
         self._own = [buffer[world.rank].numpy() for buffer in self._buffers]
         self._arrays = [buffer.numpy() for buffer in self._buffers]
         self._in_flight: int | None = None  # the step whose exchange is under way

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from collectives.choice import refuse_uneven
 from collectives.group import choose_backend
-from collectives.operations import refuse_uneven
 from collectives.traffic import algorithms_of
 from models.block import Model
 from models.mlp import DeepMLP

@@ -1,0 +1,321 @@
+"""One operation measured as a kernel is: warm up, synchronize, time many calls, divide bytes by time.
+
+Sizes, algbw and busbw are those of nccl-tests (its doc/PERFORMANCE.md): algbw is S / t; busbw multiplies it
+by what the busiest link must carry of S, so that it compares with the link's speed whatever the number of
+ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from collectives import operations as wire
+from collectives.group import Group, World
+from collectives.traffic import ITEMSIZE, bytes_least, traffic
+from collectives.transfer import Transfer
+
+OUT_OF_PLACE, IN_PLACE = "out_of_place", "in_place"
+PLACEMENTS = (OUT_OF_PLACE, IN_PLACE)
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+ROOTED = ("broadcast", "reduce", "scatter", "gather")
+SHARDED = ("all_gather", "reduce_scatter", "scatter", "gather", "all_to_all")
+ONLY_OUT_OF_PLACE = ("all_to_all", "send_recv", "barrier")
+
+SAMPLE_S = 1e-3  # calls are repeated until a sample takes this long: the skew of a barrier is noise then
+MOST_CALLS = 100
+CHECK_CHUNK = 2**20  # elements compared at a time
+POISON = 99
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to measure. `root` is a rank, `size_bytes` nccl-tests' S before it is cut to whole elements."""
+
+    operation: str
+    size_bytes: int
+    dtype: str = "float32"
+    reduction: str = "sum"
+    root: int = 0
+    algorithm: str = "auto"
+
+    def elements(self, n: int) -> int:
+        """Elements of S: whole ones, and as many in every rank's block; at least one."""
+        if self.operation == "barrier":
+            return 0
+        count = self.size_bytes // ITEMSIZE[self.dtype]
+        return max(1, count // n) * n if self.operation in SHARDED else max(1, count)
+
+    def shards(self, n: int) -> int | list[int]:
+        """As `traffic` wants them."""
+        count = self.elements(n)
+        return [count // n] * n if self.operation in SHARDED else count
+
+
+def bus_factor(operation: str, n: int) -> float | None:
+    """busbw / algbw (nccl-tests, doc/PERFORMANCE.md); None where nothing crosses a link."""
+    if n == 1 or operation == "barrier":
+        return None
+    if operation == "all_reduce":
+        return 2 * (n - 1) / n
+    return (n - 1) / n if operation in SHARDED else 1.0
+
+
+def bytes_needed(case: Case, n: int) -> int:
+    """Memory of one rank's tensors: input, output, and what the algorithms borrow, at most."""
+    total = case.elements(n) * ITEMSIZE[case.dtype]
+    parts = {"all_reduce": 2, "reduce": 3, "broadcast": 2, "all_to_all": 2, "send_recv": 2, "barrier": 0}
+    return total * parts.get(case.operation, 3)
+
+
+class Subject:
+    """Tensors of one case on one rank, and the call that moves them."""
+
+    def __init__(self, case: Case, group: Group, placement: str) -> None:
+        self.case, self.group, self.placement = case, group, placement
+        self.count = case.elements(group.size)
+        self.block = self.count // group.size if case.operation in SHARDED else self.count
+        self.is_root = group.index == group.place(case.root)
+        dtype, device = getattr(torch, case.dtype), group.device
+        whole_in = case.operation in ("reduce_scatter", "scatter", "all_to_all") or not self._is_sharded()
+        whole_out = case.operation in ("all_gather", "gather", "all_to_all") or not self._is_sharded()
+        own = slice(group.index * self.block, (group.index + 1) * self.block)
+        self.input = torch.zeros(self.count if whole_in else self.block, dtype=dtype, device=device)
+        if placement == OUT_OF_PLACE:
+            self.output = torch.zeros(self.count if whole_out else self.block, dtype=dtype, device=device)
+        elif whole_in and whole_out:
+            self.output = self.input
+        elif whole_in:
+            self.output = self.input[own]
+        else:
+            self.output = torch.zeros(self.count, dtype=dtype, device=device)
+            self.input = self.output[own]
+
+    def _is_sharded(self) -> bool:
+        return self.case.operation in SHARDED
+
+    def run(self, asynchronous: bool = False) -> Transfer:
+        """One call, as a user would write it."""
+        case, group = self.case, self.group
+        options: dict[str, Any] = {"algorithm": case.algorithm, "asynchronous": asynchronous}
+        output = self.output if self.placement == OUT_OF_PLACE else None
+        match case.operation:
+            case "all_reduce":
+                return wire.all_reduce(self.input, group, op=case.reduction, output=output, **options)
+            case "reduce":
+                return wire.reduce(self.input, group, case.root, op=case.reduction, output=output, **options)
+            case "broadcast":
+                return wire.broadcast(self.input, group, case.root, output=output, **options)
+            case "reduce_scatter":
+                return wire.reduce_scatter(
+                    self.input, group, op=case.reduction, output=self.output, **options
+                )
+            case "all_gather":
+                return wire.all_gather(self.input, group, output=self.output, **options)
+            case "all_to_all":
+                return wire.all_to_all(self.input, group, output=self.output, **options)
+            case "scatter":
+                source = self.input if self.is_root else None
+                return wire.scatter(source, group, case.root, output=self.output, **options)
+            case "gather":
+                target = self.output if self.is_root else None
+                return wire.gather(self.input, group, case.root, output=target, **options)
+            case "send_recv":
+                return self._send_recv()
+            case "barrier":
+                return wire.barrier(group, asynchronous=asynchronous)
+        raise ValueError(f"operation={case.operation} cannot be measured")
+
+    def _send_recv(self) -> Transfer:
+        """To the next rank, from the one before: the receive first, so that both directions are busy."""
+        ranks, index = self.group.ranks, self.group.index
+        received = wire.recv(self.output, self.group, ranks[index - 1], asynchronous=True)
+        sent = wire.send(self.input, self.group, ranks[(index + 1) % len(ranks)], asynchronous=True)
+        received.wait()
+        sent.wait()
+        return received
+
+    # Values: whole numbers so small that every dtype holds their sums exactly
+
+    def fill(self) -> None:
+        """Inputs as `expected` assumes; poison where the result goes."""
+        self.output.fill_(POISON)
+        self.input.copy_(_values(self.group.index, 0, self.input.numel()))
+
+    def wrong(self) -> int:
+        """Elements of this rank's result that differ from what they must be."""
+        if self.case.operation == "barrier" or (
+            self.case.operation in ("reduce", "gather") and not self.is_root
+        ):
+            return 0
+        count = 0
+        for start in range(0, self.output.numel(), CHECK_CHUNK):
+            stop = min(start + CHECK_CHUNK, self.output.numel())
+            truth = self._expected(start, stop)
+            found = self.output[start:stop].to("cpu", torch.float64)
+            tolerance = torch.finfo(self.output.dtype).eps if self.output.is_floating_point() else 0.0
+            count += int((~((found - truth).abs() <= tolerance * truth.abs())).sum())
+        return count
+
+    def _expected(self, start: int, stop: int) -> Tensor:
+        """Elements [start, stop) of the result, in float64, from every rank's `_values`."""
+        case, n, index = self.case, self.group.size, self.group.index
+        root = self.group.place(case.root)
+        match case.operation:
+            case "all_reduce" | "reduce" | "reduce_scatter":
+                shift = index * self.block if case.operation == "reduce_scatter" else 0
+                parts = torch.stack([_values(r, start + shift, stop + shift) for r in range(n)])
+                if case.reduction in ("min", "max"):
+                    return parts.amin(0) if case.reduction == "min" else parts.amax(0)
+                return parts.sum(0) / (n if case.reduction == "mean" else 1)
+            case "broadcast":
+                return _values(root, start, stop)
+            case "scatter":
+                return _values(root, start + index * self.block, stop + index * self.block)
+            case "send_recv":
+                return _values((index - 1) % n, start, stop)
+        # One block of each rank: all_to_all takes it from the sender's block for this rank.
+        shift = index * self.block if case.operation == "all_to_all" else 0
+        pieces = []
+        for rank in range(n):
+            first, last = max(start, rank * self.block), min(stop, (rank + 1) * self.block)
+            if first < last:
+                low = first - rank * self.block + shift
+                pieces.append(_values(rank, low, low + last - first))
+        return torch.cat(pieces)
+
+
+def _values(rank: int, start: int, stop: int) -> Tensor:
+    """float64 [stop - start]: whole numbers from 0 to 6 that differ by rank and place."""
+    return (torch.arange(start, stop, dtype=torch.int64) * 3 + rank * 2).remainder(7).to(torch.float64)
+
+
+def measure(
+    world: World, case: Case, placement: str, warmup: int, iterations: int, check: bool
+) -> Row | None:
+    """Time and check one case over all ranks; every rank gets the same row.
+
+    None for a placement that the operation does not have. Times are of one call: the median and
+    percentiles over `iterations` samples of the slowest rank's, each after a barrier.
+    """
+    if placement == IN_PLACE and case.operation in ONLY_OUT_OF_PLACE:
+        return None
+    if case.operation == "send_recv" and world.size == 1:
+        return None  # a rank has no peer
+    group = world.group("world", range(world.size))
+    subject = Subject(case, group, placement)
+    wrong = None
+    if check:
+        subject.fill()
+        subject.run()
+        synchronize(group)
+        wrong = int(sum(gather(world, [float(subject.wrong())])[0]))
+    calls = calls_per_sample(world, group, subject.run, max(1, warmup))
+    before = _wire(world, group)
+    samples = [sample(world, group, subject.run, calls) for _ in range(iterations)]
+    after = _wire(world, group)
+    by_rank = gather(world, samples)  # [iterations][ranks]
+    slowest = [max(ranks) for ranks in by_rank]
+    median_s = statistics.median(slowest)
+    n = world.size
+    size_bytes = subject.count * ITEMSIZE[case.dtype]
+    factor = bus_factor(case.operation, n)
+    algbw = size_bytes / median_s / 1e9 if size_bytes else None
+    algorithm = subject.run().algorithm
+    sent, least = busiest(case, algorithm, n, group.place(case.root))
+    total_calls = calls * iterations
+    wires = (
+        None
+        if before is None or after is None
+        else [(b - a) / total_calls for a, b in zip(before, after, strict=True)]
+    )
+    wire_bytes = None if wires is None else max(wires)
+    return {
+        "algorithm": algorithm,
+        "size_bytes": size_bytes,
+        "count": subject.count,
+        "time_s": median_s,
+        "p50_s": median_s,
+        "p95_s": percentile(slowest, 95),
+        "p99_s": percentile(slowest, 99),
+        "min_rank_s": min(statistics.median(times) for times in zip(*by_rank, strict=True)),
+        "algbw_GBps": algbw,
+        "busbw_GBps": None if algbw is None or factor is None else algbw * factor,
+        "wrong": wrong,
+        "sent_bytes": sent,
+        "least_bytes": least,
+        "wire_bytes": wire_bytes,
+        "wire_over_least": wire_bytes / least if wire_bytes is not None and least else None,
+        "calls": calls,
+    }
+
+
+def busiest(case: Case, algorithm: str, n: int, root: int) -> tuple[int, int]:
+    """(bytes that the busiest rank sends in a call, the least that the busiest rank must)."""
+    shards = case.shards(n)
+    sent = (
+        traffic(case.operation, algorithm, shards, case.dtype, n, rank, root).sent_bytes for rank in range(n)
+    )
+    least = (bytes_least(case.operation, shards, case.dtype, n, rank, root) for rank in range(n))
+    return max(sent), max(least)
+
+
+def calls_per_sample(world: World, group: Group, run: Callable[[], object], warmup: int) -> int:
+    """Warm up, and choose how many calls make a sample; equal on all ranks."""
+    run()
+    synchronize(group)
+    took_s = sample(world, group, run, warmup)
+    slowest = max(gather(world, [took_s])[0])
+    return min(MOST_CALLS, max(1, math.ceil(SAMPLE_S / max(slowest, 1e-7))))
+
+
+def sample(world: World, group: Group, run: Callable[[], object], calls: int) -> float:
+    """Seconds a call on this rank, from a barrier of all ranks to the end of `calls` of them."""
+    wire.barrier(world.control)
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    synchronize(group)
+    return (time.perf_counter() - start) / calls
+
+
+def synchronize(group: Group) -> None:
+    """Until the device has done what was asked of it. The CUDA side has not run on a GPU."""
+    if group.device.type == "cuda":
+        torch.cuda.synchronize(group.device)
+
+
+def gather(world: World, values: list[float]) -> list[list[float]]:
+    """[values][ranks] on every rank, over the control group."""
+    own = torch.tensor(values, dtype=torch.float64)
+    everyone = torch.empty(world.size, len(values), dtype=torch.float64)
+    wire.all_gather(own, world.control, output=everyone)
+    columns: list[list[float]] = everyone.t().tolist()
+    return columns
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """By linear interpolation between order statistics."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _wire(world: World, group: Group) -> list[float] | None:
+    """Every rank's count by the kernel, once all have ended what came before; None where one has none."""
+    wire.barrier(world.control)
+    counter = group.wire
+    own = None if counter is None else counter.bytes_sent()
+    # NaN stands for null on its way through the gather.
+    counts = gather(world, [math.nan if own is None else float(own)])[0]
+    return None if any(math.isnan(count) for count in counts) else counts

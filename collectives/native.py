@@ -1,0 +1,119 @@
+"""The backend's own collectives, started on flat contiguous tensors.
+
+The process group's methods are called rather than torch.distributed's functions around them, which take
+longer than the call itself. The nccl side has not run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from collectives.group import Group
+
+GLOO_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,  # gloo has no mean: its caller divides
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+}
+NCCL_OPS = {**GLOO_OPS, "mean": dist.ReduceOp.AVG}
+
+
+def averages(group: Group) -> bool:
+    """Whether the backend's own reductions know `mean`."""
+    return group.backend == "nccl"
+
+
+def all_reduce(group: Group, tensor: Tensor, reduction: str) -> dist.Work:
+    return _of(group).allreduce([tensor], _options("AllreduceOptions", group, reduction))
+
+
+def reduce(group: Group, tensor: Tensor, reduction: str, root: int) -> dist.Work:
+    """gloo overwrites `tensor` on every rank."""
+    return _of(group).reduce([tensor], _options("ReduceOptions", group, reduction, rootRank=root))
+
+
+def broadcast(group: Group, tensor: Tensor, root: int) -> dist.Work:
+    return _of(group).broadcast([tensor], _options("BroadcastOptions", group, rootRank=root))
+
+
+def scatter(group: Group, blocks: Sequence[Tensor], output: Tensor, root: int) -> dist.Work:
+    sources = [list(blocks)] if group.index == root else []
+    return _of(group).scatter([output], sources, _options("ScatterOptions", group, rootRank=root))
+
+
+def gather(group: Group, own: Tensor, blocks: Sequence[Tensor], root: int) -> dist.Work:
+    targets = [list(blocks)] if group.index == root else []
+    return _of(group).gather(targets, [own], _options("GatherOptions", group, rootRank=root))
+
+
+def all_to_all(
+    group: Group, output: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]
+) -> dist.Work:
+    """`received` and `sent` hold the elements of each block; empty where all are equal."""
+    options = _options("AllToAllOptions", group)
+    return _of(group).alltoall_base(output, tensor, list(received), list(sent), options)
+
+
+def all_gather(group: Group, output: Tensor, own: Tensor) -> dist.Work | None:
+    # torch 2.13 gave these two new names; the old ones warn there
+    launch = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    work: dist.Work | None = launch(output, own, group=group.process_group, async_op=True)
+    return work
+
+
+def all_gather_uneven(group: Group, blocks: Sequence[Tensor], own: Tensor) -> dist.Work | None:
+    """nccl only: gloo's takes equal blocks."""
+    work: dist.Work | None = dist.all_gather(list(blocks), own, group=group.process_group, async_op=True)
+    return work
+
+
+def reduce_scatter(group: Group, output: Tensor, tensor: Tensor, reduction: str) -> dist.Work | None:
+    launch = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    op = _op(group, reduction)
+    work: dist.Work | None = launch(output, tensor, op=op, group=group.process_group, async_op=True)
+    return work
+
+
+def reduce_scatter_uneven(
+    group: Group, output: Tensor, blocks: Sequence[Tensor], reduction: str
+) -> dist.Work | None:
+    """nccl only: gloo's takes equal blocks."""
+    op = _op(group, reduction)
+    work: dist.Work | None = dist.reduce_scatter(
+        output, list(blocks), op=op, group=group.process_group, async_op=True
+    )
+    return work
+
+
+def barrier(group: Group) -> dist.Work:
+    return _of(group).barrier()
+
+
+def _of(group: Group) -> dist.ProcessGroup:
+    assert group.process_group is not None
+    return group.process_group
+
+
+def _op(group: Group, reduction: str) -> Any:
+    return (NCCL_OPS if group.backend == "nccl" else GLOO_OPS)[reduction]
+
+
+def _options(kind: str, group: Group, reduction: str | None = None, **fields: int) -> Any:
+    """The options of a call, made once for each group: making them costs as much as the call."""
+    key = (kind, reduction, *fields.values())
+    options = group.options.get(key)
+    if options is None:
+        options = getattr(dist, kind)()
+        if reduction is not None:
+            options.reduceOp = _op(group, reduction)
+        for name, value in fields.items():
+            setattr(options, name, value)
+        if hasattr(options, "asyncOp"):
+            options.asyncOp = True  # nccl: on a stream of its own
+        group.options[key] = options
+    return options

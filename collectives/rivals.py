@@ -1,0 +1,147 @@
+"""Ours beside the backend's own, in turn, in one set of processes: medians of ratios, with their bounds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch import Tensor
+
+from collectives.bench import IN_PLACE, OUT_OF_PLACE, Case, Row, Subject, calls_per_sample, gather, sample
+from collectives.group import World
+from collectives.native import GLOO_OPS
+from collectives.traffic import ITEMSIZE, native
+
+HOST_CALLS = 60
+
+
+def compare(world: World, case: Case, warmup: int, rounds: int) -> Row:
+    """Time `case` and torch.distributed's own function for it in turn; every rank gets the same row.
+
+    A round takes both, the order changing from round to round; its ratio is ours over native, each the
+    slowest rank's. `ratio_low` and `ratio_high` bound the median at 95 %.
+    """
+    group = world.group("world", range(world.size))
+    # Once, not in every call: it takes as long as the call. 2.13 gave two functions other names.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    # torch's functions for these work in place
+    placement = IN_PLACE if case.operation in ("all_reduce", "reduce", "broadcast") else OUT_OF_PLACE
+    subject, rival = Subject(case, group, placement), Rival(Subject(case, group, placement))
+    algorithm = subject.run().algorithm
+    runs: tuple[Callable[[], object], Callable[[], object]] = (subject.run, rival.run)
+    calls = min(calls_per_sample(world, group, run, max(1, warmup)) for run in runs)
+    samples: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds):
+        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+            samples[which].append(sample(world, group, runs[which], calls))
+    ours, theirs = ([max(ranks) for ranks in gather(world, times)] for times in samples)
+    low, middle, high = median_bounds([a / b for a, b in zip(ours, theirs, strict=True)])
+    takes_native = algorithm == native(case.operation, group.backend)
+    return {
+        "algorithm": algorithm,
+        "size_bytes": subject.count * ITEMSIZE[case.dtype],
+        "count": subject.count,
+        "ours_s": statistics.median(ours),
+        "native_s": statistics.median(theirs),
+        "ratio": middle,
+        "ratio_low": low,
+        "ratio_high": high,
+        "host_added_s": _host_added(world, subject, rival) if takes_native else None,
+        "rounds": rounds,
+        "calls": calls,
+    }
+
+
+def median_bounds(values: list[float]) -> tuple[float, float, float]:
+    """(lower, median, upper): order statistics that hold the true median with at least 95 %.
+
+    The number of values below the median is binomial (n, 1/2), whatever they are distributed like
+    (Conover, "Practical nonparametric statistics", section 3.2). Fewer than six values cannot give 95 %:
+    the bounds are then the extremes.
+    """
+    ordered = sorted(values)
+    n = len(ordered)
+    below, rank = 0.0, 0
+    while rank < n // 2:
+        below += math.comb(n, rank) / 2**n
+        if below > 0.025:
+            break
+        rank += 1
+    rank = max(rank - 1, 0)
+    return ordered[rank], statistics.median(ordered), ordered[n - 1 - rank]
+
+
+class Rival:
+    """torch.distributed's function for a case, on tensors of its own."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject, self.group = subject, subject.group
+        self.root = subject.case.root
+        self.inputs, self.outputs = self._blocks(subject.input), self._blocks(subject.output)
+
+    def _blocks(self, tensor: Tensor) -> list[Tensor]:
+        return list(tensor.split(self.subject.block)) if self.subject.block else []
+
+    def run(self) -> None:
+        """One call, complete on return."""
+        for work in self.start():
+            work.wait()
+
+    def start(self) -> list[dist.Work]:
+        return [work for work in self._start() if work is not None]
+
+    def _start(self) -> list[dist.Work | None]:
+        case, subject, group = self.subject.case, self.subject, self.group.process_group
+        tensor, output = subject.input, subject.output
+        op = GLOO_OPS[case.reduction]
+        match case.operation:
+            case "all_reduce":
+                return [dist.all_reduce(output, op, group, async_op=True)]
+            case "reduce":
+                return [dist.reduce(output, self.root, op, group, async_op=True)]
+            case "broadcast":
+                return [dist.broadcast(output, self.root, group, async_op=True)]
+            case "all_gather":
+                launch = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+                return [launch(output, tensor, group=group, async_op=True)]
+            case "reduce_scatter":
+                launch = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+                return [launch(output, tensor, op=op, group=group, async_op=True)]
+            case "all_to_all":
+                return [dist.all_to_all_single(output, tensor, group=group, async_op=True)]
+            case "scatter":
+                blocks = self.inputs if subject.is_root else None
+                return [dist.scatter(output, blocks, self.root, group, async_op=True)]
+            case "gather":
+                blocks = self.outputs if subject.is_root else None
+                return [dist.gather(tensor, blocks, self.root, group, async_op=True)]
+            case "send_recv":
+                ranks, index = self.group.ranks, self.group.index
+                return [
+                    dist.irecv(output, ranks[index - 1], group),
+                    dist.isend(tensor, ranks[(index + 1) % len(ranks)], group),
+                ]
+            case "barrier":
+                return [dist.barrier(group, async_op=True)]
+        raise ValueError(f"operation={case.operation} cannot be measured")
+
+
+def _host_added(world: World, subject: Subject, rival: Rival) -> float:
+    """Seconds that starting ours takes the caller longer than starting torch's; the slowest rank's median."""
+    differences = []
+    for _ in range(HOST_CALLS):
+        start = time.perf_counter()
+        transfer = subject.run(asynchronous=True)
+        middle = time.perf_counter()
+        transfer.wait()
+        between = time.perf_counter()
+        works = rival.start()
+        end = time.perf_counter()
+        for work in works:
+            work.wait()
+        differences.append((middle - start) - (end - between))
+    return max(gather(world, [statistics.median(differences)])[0])

@@ -1,0 +1,345 @@
+"""Collectives on real gloo ranks against numpy: every operation, dtype, reduction, group, size and form."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from collectives import operations as wire
+from collectives.group import World
+from collectives.traffic import ALGORITHMS
+from tests.collective_cases import FLOATS, INTEGERS, REDUCING, Call, run_calls
+from tests.ranks import RankPools
+
+MOVING = ("broadcast", "scatter", "gather", "all_gather", "all_to_all")
+OPERATIONS = (*REDUCING, *MOVING)
+SIZES = (1, 2, 3, 4, 5)
+MOST_SIZES = (1, 2, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 5)))
+
+
+def check(ranks: RankPools, size: int, calls: list[Call], members: tuple[int, ...] | None = None) -> None:
+    errors = [error for errors in ranks[size].run(run_calls, calls, members) for error in errors]
+    assert not errors, errors[0]
+
+
+# The example that everybody knows
+
+
+def four_vectors(world: World) -> dict[str, Any]:
+    group = world.group("world", range(4))
+    summed = torch.tensor([0.0, 1.0, 2.0, 3.0]) + world.rank
+    memory = summed.data_ptr()
+    transfer = wire.all_reduce(summed, group)
+    mine = torch.tensor([0.0, 1.0, 2.0, 3.0]) + world.rank
+    part, whole = torch.empty(1), torch.empty(4)
+    wire.reduce_scatter(mine, group, output=part)
+    wire.all_gather(part, group, output=whole)
+    assert transfer.output is summed and summed.data_ptr() == memory
+    return {"all_reduce": summed.tolist(), "part": part.tolist(), "rebuilt": whole.tolist()}
+
+
+def test_four_ranks_sum_their_vectors(ranks: RankPools) -> None:
+    for rank, result in enumerate(ranks[4].run(four_vectors)):
+        assert result["all_reduce"] == [6, 10, 14, 18]
+        assert result["part"] == [6 + 4 * rank]
+        assert result["rebuilt"] == [6, 10, 14, 18]
+
+
+# Against numpy
+
+
+@pytest.mark.parametrize("size", MOST_SIZES)
+def test_every_dtype_reduction_and_algorithm(ranks: RankPools, size: int) -> None:
+    calls = []
+    for operation in OPERATIONS:
+        names = ("auto", "native", *ALGORITHMS[operation])
+        for dtype, algorithm, rows in product((*FLOATS, *INTEGERS), names, (7,)):
+            reductions = ("sum", "min", "max") if operation in REDUCING else ("sum",)
+            if operation in REDUCING and dtype in FLOATS:
+                reductions += ("mean",)
+            calls += [
+                Call(operation, dtype, op, rows, algorithm=algorithm, root=size - 1) for op in reductions
+            ]
+    check(ranks, size, calls)
+
+
+@pytest.mark.parametrize("size", MOST_SIZES)
+def test_sizes_from_nothing_to_large(ranks: RankPools, size: int) -> None:
+    """997 rows are prime, 150,001 of 2 are 1.2 MB: two pieces of a by-hand reduction."""
+    calls = [
+        Call(operation, rows=rows, row=row, algorithm=algorithm, in_place=in_place, root=size // 2)
+        for operation in OPERATIONS
+        for algorithm in ("auto", *ALGORITHMS[operation])
+        for rows, row in ((0, (2,)), (1, ()), (997, (1,)), (150_001 if algorithm != "auto" else 0, (2,)))
+        for in_place in (False, True)
+    ]
+    check(ranks, size, calls)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_blocks_of_unequal_sizes(ranks: RankPools, size: int) -> None:
+    operations = ("all_gather", "reduce_scatter", "scatter", "gather", "all_to_all")
+    rows = ((3, 0, 1, 5, 2), (0, 0, 4, 0, 0), (1, 2, 3, 4, 5))
+    calls = [
+        Call(operation, dtype, rows=cut, contiguous=contiguous, in_place=in_place, root=size - 1)
+        for operation in operations
+        for cut in rows
+        for dtype in ("float32", "int64")
+        for contiguous in (True, False)
+        for in_place in (False, True)
+    ]
+    check(ranks, size, calls)
+
+
+@pytest.mark.parametrize(
+    ("size", "members"), [(4, (0, 1)), (4, (2, 3)), (4, (3, 1)), (5, (4, 0, 2)), (3, (1,))]
+)
+def test_groups_of_some_ranks(ranks: RankPools, size: int, members: tuple[int, ...]) -> None:
+    """Roots are global ranks; places in a group follow their order, however the group was named."""
+    calls = [
+        Call(operation, rows=rows, algorithm=algorithm, root=len(members) - 1)
+        for operation in OPERATIONS
+        for algorithm in ("auto", "native")
+        for rows in (2, 1001)
+    ]
+    check(ranks, size, calls, members)
+
+
+@st.composite
+def any_call(draw: st.DrawFn) -> Call:
+    operation = draw(st.sampled_from(OPERATIONS))
+    dtype = draw(st.sampled_from((*FLOATS, *INTEGERS)))
+    reductions = ("sum", "min", "max", "mean") if dtype in FLOATS else ("sum", "min", "max")
+    uneven = operation in ("all_gather", "reduce_scatter", "scatter", "gather", "all_to_all")
+    even = draw(st.integers(0, 40))
+    rows = draw(st.one_of(st.just(even), st.tuples(*[st.integers(0, 9)] * 5))) if uneven else even
+    by_hand = [name for name in ALGORITHMS[operation] if name in ("direct", "fan")]
+    choices = ("auto", *by_hand) if isinstance(rows, tuple) else ("auto", "native", *ALGORITHMS[operation])
+    return Call(
+        operation,
+        dtype,
+        draw(st.sampled_from(reductions)) if operation in REDUCING else "sum",
+        rows,
+        draw(st.sampled_from(((), (1,), (3,), (2, 3)))),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        draw(st.sampled_from(choices)),
+        draw(st.integers(0, 4)),
+        draw(st.booleans()),
+        draw(st.integers(0, 2**20)),
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@settings(
+    max_examples=25,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(calls=st.lists(any_call(), min_size=1, max_size=12))
+def test_anything_agrees_with_numpy(ranks: RankPools, size: int, calls: list[Call]) -> None:
+    from dataclasses import replace
+
+    check(ranks, size, [replace(call, root=call.root % size) for call in calls])
+
+
+# Order
+
+
+def hundred_sends(world: World) -> list[float]:
+    group = world.group("world", range(2))
+    if world.rank == 0:
+        sends = [wire.send(torch.full((k % 7 + 1,), k), group, 1, asynchronous=True) for k in range(100)]
+        for transfer in sends:
+            transfer.wait()
+        return []
+    received = [torch.full((k % 7 + 1,), -1) for k in range(100)]
+    receives = [wire.recv(tensor, group, 0, asynchronous=True) for tensor in received]
+    for transfer in reversed(receives):
+        transfer.wait()
+    assert all(len(set(tensor.tolist())) == 1 for tensor in received)
+    return [float(tensor[0]) for tensor in received]
+
+
+def test_a_hundred_sends_arrive_in_order(ranks: RankPools) -> None:
+    assert ranks[2].run(hundred_sends)[1] == list(range(100))
+
+
+def many_in_flight(world: World, backwards: bool) -> list[list[float]]:
+    """Job: operations of all kinds in flight at once, waited for in another order on each rank."""
+    group, n = world.group("world", range(world.size)), world.size
+    made = []
+    for k in range(12):
+        root = group.ranks[k % n]
+        tensor = torch.full((4,), float(world.rank + k))
+        blocks = torch.full((n, 2), float(world.rank * 10 + k))
+        whole = torch.zeros(n)
+        made.append(wire.broadcast(tensor, group, root, algorithm="fan", asynchronous=True))
+        made.append(
+            wire.reduce(
+                torch.full((4,), 2.0 * (world.rank + k)),
+                group,
+                root,
+                output=torch.zeros(4),
+                asynchronous=True,
+            )
+        )
+        made.append(wire.reduce_scatter(blocks, group, asynchronous=True))
+        made.append(wire.all_gather(torch.tensor([float(k)]), group, output=whole, asynchronous=True))
+        made.append(wire.all_reduce(torch.ones(3) * k, group, asynchronous=True))
+    order = list(range(len(made)))
+    if backwards and world.rank % 2:
+        order.reverse()
+    for place in order:
+        made[place].wait()
+    return [[] if transfer.output is None else transfer.output.tolist() for transfer in made]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_operations_in_flight_do_not_mix(ranks: RankPools, size: int, backwards: bool) -> None:
+    """Also when ranks wait for them in opposite orders."""
+    results = ranks[size].run(many_in_flight, backwards)
+    for rank, result in enumerate(results):
+        for k in range(12):
+            root = k % size
+            broadcast, reduced, scattered, gathered, summed = result[5 * k : 5 * k + 5]
+            assert broadcast == [root + k] * 4
+            assert reduced == ([2.0 * sum(r + k for r in range(size))] * 4 if rank == root else [])
+            assert scattered == [float(sum(r * 10 + k for r in range(size)))] * 2
+            assert gathered == [k] * size
+            assert summed == [k * size] * 3
+
+
+def sends_between(world: World) -> float:
+    """Job: a receive posted before a collective whose messages take the same way."""
+    group = world.group("world", range(2))
+    value, whole = torch.full((1,), -1.0), torch.zeros(2)
+    if world.rank == 1:
+        received = wire.recv(value, group, 0, asynchronous=True)
+        wire.all_gather(torch.ones(1), group, output=whole)
+        received.wait()
+    else:
+        wire.all_gather(torch.ones(1), group, output=whole)
+        wire.send(torch.full((1,), 5.0), group, 1)
+    assert whole.tolist() == [1, 1]
+    return float(value)
+
+
+def test_sends_and_collectives_are_kept_apart(ranks: RankPools) -> None:
+    assert ranks[2].run(sends_between)[1] == 5.0
+
+
+def spoken(world: World) -> tuple[str, float]:
+    class Clocked(io.StringIO):
+        when = 0.0
+
+        def write(self, text: str) -> int:
+            self.when = self.when or time.monotonic()
+            return super().write(text)
+
+    heard = Clocked()
+    with contextlib.redirect_stdout(heard):
+        wire.print_in_rank_order({"here": world.rank}, world.group("world", range(world.size)))
+    return heard.getvalue(), heard.when
+
+
+def test_ranks_print_in_order(ranks: RankPools) -> None:
+    texts, times = zip(*ranks[4].run(spoken), strict=True)
+    assert list(texts) == [f"rank {rank}: {{'here': {rank}}}\n" for rank in range(4)]
+    assert list(times) == sorted(times)
+
+
+# What cannot be done
+
+
+def refusals(world: World) -> list[str]:
+    """Job: what each wrong call says; the group works afterwards."""
+    group, n = world.group("world", range(world.size)), world.size
+    outside = world.group("test (0,)", (0,))
+    floats, integers = torch.ones(n, 2), torch.ones(n, 2, dtype=torch.int64)
+    calls = [
+        lambda: wire.all_reduce(floats, group, op="product"),
+        lambda: wire.all_reduce(integers, group, op="mean"),
+        lambda: wire.all_reduce(torch.ones(2, dtype=torch.complex64), group),
+        lambda: wire.all_reduce(floats, group, algorithm="tree"),
+        lambda: wire.all_reduce(floats, group, output=torch.ones(n)),
+        lambda: wire.all_reduce(floats, group, output=integers),
+        lambda: wire.all_reduce(torch.ones(2, device="meta"), group),
+        lambda: wire.reduce_scatter(torch.ones(n + 1, 2), group),
+        lambda: wire.reduce_scatter(torch.ones(()), group),
+        lambda: wire.reduce_scatter(torch.ones(n + 1, 2), group, output=torch.ones(2)),
+        lambda: wire.reduce_scatter(floats, group, output=torch.ones(2), sizes=[1] * (n + 1)),
+        lambda: wire.all_gather(torch.ones(2), group, output=torch.ones(2 * n + 1)),
+        lambda: wire.all_gather(
+            torch.ones(1 + world.rank), group, output=torch.ones(6), sizes=[1, 2, 3], algorithm="native"
+        ),
+        lambda: wire.all_to_all(torch.ones(n + 1), group, output=torch.ones(n + 1)),
+        lambda: wire.all_to_all(torch.ones(n), group, output=torch.ones(n), sizes=[1] * n),
+        lambda: wire.broadcast(floats, group, n),
+        lambda: wire.gather(floats, group, world.rank),
+        lambda: wire.scatter(None, group, world.rank, output=floats),
+        lambda: wire.send(floats, group, world.rank),
+        lambda: wire.recv(floats, group, n + 3),
+    ]
+    said = []
+    for call in calls:
+        try:
+            call()
+            said.append("nothing")
+        except ValueError as error:
+            said.append(str(error))
+        total = torch.ones(1)
+        wire.all_reduce(total, group)
+        assert total.item() == n
+    if world.rank:
+        try:
+            wire.all_reduce(floats, outside)
+            said.append("nothing")
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def test_what_cannot_be_done_is_said_before_anything_is_sent(ranks: RankPools) -> None:
+    said = ranks[3].run(refusals)[1]
+    for text, parts in zip(
+        said,
+        [
+            ("op=product", "sum, min, max, mean"),
+            ("op=mean of int64",),
+            ("complex64", "float32"),
+            ("algorithm=tree", "all_reduce", "auto, native, ring"),
+            ("[3]", "[3, 2]"),
+            ("int64", "float32"),
+            ("meta", "cpu"),
+            ("[4, 2]", "[3, *block]"),
+            ("[]", "[3, *block]"),
+            ("[4, 2]", "[3, 2]", "[6]"),
+            ("sizes=[1, 1, 1, 1]", "3 sizes"),
+            ("[7]", "[3, 2]", "[6]"),
+            ("algorithm=native", "unequal", "direct"),
+            ("[4]", "multiple of 3"),
+            ("sizes and output_sizes",),
+            ("root=3", "[0, 1, 2]"),
+            ("gather needs an output",),
+            ("scatter needs a tensor",),
+            ("peer=1 is this rank itself",),
+            ("peer=6", "[0, 1, 2]"),
+            ("not in group", "[0]"),
+        ],
+        strict=True,
+    ):
+        for part in parts:
+            assert part in text, (part, text)
