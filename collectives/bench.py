@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from collectives import operations as wire
+from collectives.choice import choose
 from collectives.group import Group, World
 from collectives.traffic import ITEMSIZE, bytes_least, traffic
 from collectives.transfer import Transfer
@@ -101,6 +102,16 @@ class Subject:
 
     def _is_sharded(self) -> bool:
         return self.case.operation in SHARDED
+
+    @property
+    def algorithm(self) -> str:
+        """What moves the bytes of a call."""
+        case, group = self.case, self.group
+        return choose(case.operation, case.algorithm, group.backend, group.size, self.size_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.count * ITEMSIZE[self.case.dtype]
 
     def run(self, asynchronous: bool = False) -> Transfer:
         """One call, as a user would write it."""
@@ -226,10 +237,10 @@ def measure(
     slowest = [max(ranks) for ranks in by_rank]
     median_s = statistics.median(slowest)
     n = world.size
-    size_bytes = subject.count * ITEMSIZE[case.dtype]
+    size_bytes = subject.size_bytes
     factor = bus_factor(case.operation, n)
     algbw = size_bytes / median_s / 1e9 if size_bytes else None
-    algorithm = subject.run().algorithm
+    algorithm = subject.algorithm
     sent, least = busiest(case, algorithm, n, group.place(case.root))
     total_calls = calls * iterations
     wires = (

@@ -14,7 +14,7 @@ from torch import Tensor
 from collectives.bench import IN_PLACE, OUT_OF_PLACE, Case, Row, Subject, calls_per_sample, gather, sample
 from collectives.group import World
 from collectives.native import GLOO_OPS
-from collectives.traffic import ITEMSIZE, native
+from collectives.traffic import native
 
 HOST_CALLS = 60
 
@@ -31,7 +31,7 @@ def compare(world: World, case: Case, warmup: int, rounds: int) -> Row:
     # torch's functions for these work in place
     placement = IN_PLACE if case.operation in ("all_reduce", "reduce", "broadcast") else OUT_OF_PLACE
     subject, rival = Subject(case, group, placement), Rival(Subject(case, group, placement))
-    algorithm = subject.run().algorithm
+    algorithm = subject.algorithm
     runs: tuple[Callable[[], object], Callable[[], object]] = (subject.run, rival.run)
     calls = min(calls_per_sample(world, group, run, max(1, warmup)) for run in runs)
     samples: tuple[list[float], list[float]] = ([], [])
@@ -43,7 +43,7 @@ def compare(world: World, case: Case, warmup: int, rounds: int) -> Row:
     takes_native = algorithm == native(case.operation, group.backend)
     return {
         "algorithm": algorithm,
-        "size_bytes": subject.count * ITEMSIZE[case.dtype],
+        "size_bytes": subject.size_bytes,
         "count": subject.count,
         "ours_s": statistics.median(ours),
         "native_s": statistics.median(theirs),

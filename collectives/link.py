@@ -1,0 +1,300 @@
+"""The link curve: how long an operation of a given size takes here, measured, by operation and group size.
+
+Between measured sizes time is interpolated linearly in log(time) over log(size). A line through two points (a
+latency and a bandwidth) is wrong by up to a quarter in between, where training's messages are. Below the
+smallest measured size an operation takes as long as that one, above the largest it keeps its bandwidth.
+
+Sizes are nccl-tests' S: the full tensor for all_gather, reduce_scatter, scatter and gather, a rank's own for
+the others; `send` is one message from a rank to another, half a round trip.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from collectives import operations as wire
+from collectives.bench import (
+    OUT_OF_PLACE,
+    SAMPLE_S,
+    Case,
+    Subject,
+    bus_factor,
+    gather,
+    percentile,
+    synchronize,
+)
+from collectives.group import Group, World
+
+SCHEMA = 1
+LONGEST_S = 2.0
+MOST_ROUNDS = 15
+FEWEST_ROUNDS = 3  # fewer say nothing about the spread
+SMALLEST_BYTES = 1024
+STEP = 4  # from one size to the next
+MOST_CALLS = 10  # of one sample, where a call is short
+TOO_SLOW = 0.05  # share of the time allowed that one call may take before sizes stop growing
+
+
+@dataclass(frozen=True)
+class Point:
+    """Seconds that one call takes: the slowest rank's, median and quartiles over `samples`."""
+
+    size_bytes: int
+    time_s: float
+    q1_s: float
+    q3_s: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One operation on one group size, sizes ascending."""
+
+    operation: str
+    group_size: int
+    algorithm: str
+    points: tuple[Point, ...]
+
+    def time_s(self, size_bytes: float) -> float:
+        """Seconds for `size_bytes`, interpolated as the module says; 0 bytes take none."""
+        if size_bytes <= 0:
+            return 0.0
+        points = self.points
+        first, last = points[0], points[-1]
+        if size_bytes <= first.size_bytes:
+            return first.time_s
+        if size_bytes >= last.size_bytes:
+            return last.time_s * size_bytes / last.size_bytes
+        k = bisect.bisect_right([point.size_bytes for point in points], size_bytes)
+        low, high = points[k - 1], points[k]
+        share = math.log(size_bytes / low.size_bytes) / math.log(high.size_bytes / low.size_bytes)
+        return low.time_s * (high.time_s / low.time_s) ** share
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds of the smallest message measured."""
+        return self.points[0].time_s
+
+    @property
+    def bandwidth_GBps(self) -> float:
+        """The highest bus bandwidth measured (nccl-tests' busbw), decimal GB/s per direction."""
+        factor = 1.0 if self.operation == "send" else bus_factor(self.operation, self.group_size) or 0.0
+        return max(point.size_bytes * factor / point.time_s / 1e9 for point in self.points)
+
+
+class LinkCurve:
+    """Curves by (operation, group size), and where they were measured."""
+
+    def __init__(self, curves: Iterable[Curve], measured: dict[str, Any]) -> None:
+        self.curves = {(curve.operation, curve.group_size): curve for curve in curves}
+        self.measured = measured
+
+    def curve(self, operation: str, group_size: int) -> Curve:
+        """
+        Raises:
+            ValueError: not measured; names what was.
+        """
+        found = self.curves.get((operation, group_size))
+        if found is None:
+            known = ", ".join(f"{name} on {n}" for name, n in sorted(self.curves)) or "nothing"
+            raise ValueError(f"the link curve has no {operation} on {group_size} ranks; it has {known}")
+        return found
+
+    def time_s(self, operation: str, group_size: int, size_bytes: float) -> float:
+        """Seconds of one call, by interpolation; 0 on one rank."""
+        return 0.0 if group_size == 1 else self.curve(operation, group_size).time_s(size_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "measured": self.measured,
+            "curves": [
+                {**asdict(curve), "points": [asdict(point) for point in curve.points]}
+                for curve in self.curves.values()
+            ],
+        }
+
+    def save(self, path: Path) -> None:
+        """Whole or not at all."""
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+
+def load(path: Path) -> LinkCurve:
+    """
+    Raises:
+        ValueError: no such file, or one that is no link curve, or holds a number that cannot be.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); name a link_curve.json") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); name a link_curve.json that is whole") from error
+    if not isinstance(data, dict) or "curves" not in data:
+        raise ValueError(f"{path} is no link curve: it has no curves")
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"{path} has schema {data.get('schema')} and must have {SCHEMA}; measure it anew")
+    try:
+        return LinkCurve([_curve(entry) for entry in data["curves"]], dict(data["measured"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no link curve: {error} is missing or of a wrong kind") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _curve(entry: dict[str, Any]) -> Curve:
+    points = tuple(Point(**point) for point in entry["points"])
+    name = f"{entry['operation']} on {entry['group_size']} ranks"
+    if not points:
+        raise ValueError(f"{name} has no points")
+    sizes = [point.size_bytes for point in points]
+    if any(type(size) is not int or size <= 0 for size in sizes) or sizes != sorted(set(sizes)):
+        raise ValueError(f"{name}: sizes must ascend from above 0, not {sizes}")
+    for point in points:
+        times = (point.time_s, point.q1_s, point.q3_s)
+        if not all(type(value) in (int, float) and math.isfinite(value) and value > 0 for value in times):
+            raise ValueError(f"{name}: the times of {point.size_bytes} bytes must be above 0, not {times}")
+    return Curve(str(entry["operation"]), int(entry["group_size"]), str(entry["algorithm"]), points)
+
+
+def curve_sizes(largest_bytes: int) -> list[int]:
+    """Sizes to measure, so that `largest_bytes` lies within."""
+    sizes = [SMALLEST_BYTES]
+    while sizes[-1] < largest_bytes:
+        sizes.append(sizes[-1] * STEP)
+    return sizes
+
+
+def measure_link(
+    world: World,
+    operations: Sequence[str],
+    sizes: Sequence[int],
+    algorithms: dict[str, str] | None = None,
+    longest_s: float = LONGEST_S,
+    most_rounds: int = MOST_ROUNDS,
+) -> LinkCurve:
+    """Measure, within about `longest_s` seconds, on all ranks at once; every rank gets the same curve.
+
+    Sizes of an operation stop growing where one call takes too much of the time allowed. All operations and
+    sizes take their turn in every round, so that what disturbs for a moment disturbs all alike.
+
+    Args:
+        operations: of `bench.Case`, and `send`.
+        algorithms: of each operation; `auto` where it is not named.
+    """
+    if world.size == 1:
+        return LinkCurve([], _where(world, []))
+    group = world.group("world", range(world.size))
+    started = time.perf_counter()
+    turns: list[_Turn] = []
+    for operation in operations:
+        for size in sizes:
+            turn = _Turn(world, group, operation, size, (algorithms or {}).get(operation, "auto"))
+            turn.sample(warming=True)
+            turns.append(turn)
+            if turn.sample(warming=True) > TOO_SLOW * longest_s:
+                break
+    for count in range(most_rounds):
+        spent_s = max(gather(world, [time.perf_counter() - started])[0])
+        round_s = spent_s / (count + 2)
+        if count >= FEWEST_ROUNDS and spent_s + round_s > longest_s:
+            break
+        for turn in turns:
+            turn.sample()
+    curves: dict[str, list[_Turn]] = {}
+    for turn in turns:
+        curves.setdefault(turn.operation, []).append(turn)
+    return LinkCurve(
+        [
+            Curve(operation, world.size, own[0].algorithm, tuple(_distinct(turn.point() for turn in own)))
+            for operation, own in curves.items()
+        ],
+        _where(world, sizes),
+    )
+
+
+def _distinct(points: Iterable[Point]) -> list[Point]:
+    """Sizes that were cut to the same whole elements are one point."""
+    return list({point.size_bytes: point for point in points}.values())
+
+
+class _Turn:
+    """One operation at one size, sampled again and again."""
+
+    def __init__(self, world: World, group: Group, operation: str, size: int, algorithm: str) -> None:
+        self.world, self.group, self.operation = world, group, operation
+        case = Case("send_recv" if operation == "send" else operation, size, algorithm=algorithm)
+        subject = Subject(case, group, OUT_OF_PLACE)
+        self.size_bytes = subject.size_bytes
+        self._run: Callable[[], object] = subject.run
+        self._subject = subject
+        self.algorithm = subject.algorithm
+        if operation == "send":
+            self._run = self._there_and_back
+        self._times_s: list[float] = []
+        self._calls = 1
+
+    def sample(self, warming: bool = False) -> float:
+        """Seconds of one call, the slowest rank's."""
+        wire.barrier(self.world.control)
+        start = time.perf_counter()
+        for _ in range(self._calls):
+            self._run()
+        synchronize(self.group)
+        own_s = (time.perf_counter() - start) / self._calls
+        if self.operation == "send":
+            own_s = own_s / 2 if self.group.index < 2 else 0.0
+        slowest_s = max(gather(self.world, [own_s])[0])
+        if warming:
+            self._calls = min(MOST_CALLS, max(1, math.ceil(SAMPLE_S / max(slowest_s, 1e-7))))
+        else:
+            self._times_s.append(slowest_s)
+        return slowest_s
+
+    def _there_and_back(self) -> None:
+        first, second = self.group.ranks[:2]
+        subject, group = self._subject, self.group
+        if group.index == 0:
+            wire.send(subject.input, group, second)
+            wire.recv(subject.output, group, second)
+        elif group.index == 1:
+            wire.recv(subject.output, group, first)
+            wire.send(subject.input, group, first)
+
+    def point(self) -> Point:
+        times = self._times_s
+        return Point(
+            self.size_bytes,
+            statistics.median(times),
+            percentile(times, 25),
+            percentile(times, 75),
+            len(times),
+        )
+
+
+def _where(world: World, sizes: Sequence[int]) -> dict[str, Any]:
+    return {
+        "host": platform.node(),
+        "backend": world.backend,
+        "device": world.device.type,
+        "world_size": world.size,
+        "sizes": list(sizes),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,187 @@
+"""The link curve: interpolation by hand, files that are refused, and a real measurement."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectives.bench import Case, Subject
+from collectives.group import World
+from collectives.link import Curve, LinkCurve, Point, curve_sizes, load, measure_link
+from tests.ranks import RankPools
+
+
+def point(size_bytes: int, time_s: float) -> Point:
+    return Point(size_bytes, time_s, time_s * 0.9, time_s * 1.1, 5)
+
+
+CURVE = Curve("all_reduce", 4, "ring", (point(1000, 1e-3), point(100_000, 1e-2), point(10**7, 0.1)))
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "expected_s"),
+    [
+        (0, 0.0),
+        (1, 1e-3),  # a message costs its latency
+        (1000, 1e-3),
+        (10_000, math.sqrt(1e-3 * 1e-2)),  # half-way in log(size), half-way in log(time)
+        (31_622.7766, 1e-3 * 10**0.75),
+        (100_000, 1e-2),
+        (10**7, 0.1),
+        (3 * 10**7, 0.3),  # the largest one's bandwidth
+    ],
+)
+def test_time_is_interpolated_in_log_size(size_bytes: float, expected_s: float) -> None:
+    assert CURVE.time_s(size_bytes) == pytest.approx(expected_s, rel=1e-9)
+
+
+def test_bandwidth_and_latency() -> None:
+    """10 MB among 4 ranks: each sends 15 MB in 0.1 s."""
+    assert CURVE.bandwidth_GBps == pytest.approx(0.15)
+    assert CURVE.latency_s == 1e-3
+    send = Curve("send", 4, "direct", (point(10**6, 1e-3),))
+    assert send.bandwidth_GBps == pytest.approx(1.0)
+
+
+def test_what_was_not_measured_is_said() -> None:
+    link = LinkCurve([CURVE], {})
+    assert link.time_s("all_reduce", 1, 1000) == 0.0
+    assert link.time_s("all_reduce", 4, 1000) == 1e-3
+    with pytest.raises(ValueError, match=r"no all_gather on 4 ranks; it has all_reduce on 4"):
+        link.time_s("all_gather", 4, 1000)
+
+
+def test_a_file_gives_the_same_curve(tmp_path: Path) -> None:
+    path = tmp_path / "link_curve.json"
+    LinkCurve([CURVE], {"host": "here"}).save(path)
+    read = load(path)
+    assert read.curves == {("all_reduce", 4): CURVE}
+    assert read.measured == {"host": "here"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["link_curve.json"]
+
+
+def damaged(**changes: Any) -> str:
+    data = LinkCurve([CURVE], {}).to_json()
+    for key, value in changes.items():
+        if key in data:
+            data[key] = value
+        else:
+            data["curves"][0]["points"][1][key] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        (damaged()[:-40], "is not JSON"),
+        ("[]", "no link curve"),
+        ('{"schema": 1}', "it has no curves"),
+        (damaged(schema=2), "schema 2 and must have 1"),
+        (damaged(time_s=0), "all_reduce on 4 ranks: the times of 100000 bytes must be above 0"),
+        (damaged(time_s=float("nan")), "must be above 0"),
+        (damaged(q1_s=None), "must be above 0"),
+        (damaged(size_bytes=10), "sizes must ascend"),
+        (damaged(size_bytes=1e5), "sizes must ascend"),
+        (damaged(curves=[{"operation": "all_reduce"}]), "'points' is missing"),
+        (damaged(curves=[{"operation": "x", "group_size": 2, "points": []}]), "x on 2 ranks has no points"),
+        (damaged(colour=3), "colour"),
+    ],
+)
+def test_files_that_are_no_curve_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "link_curve.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"link_curve\.json") as refused:
+        load(path)
+    assert said in str(refused.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        load(tmp_path / "none.json")
+
+
+def test_sizes_reach_the_largest_message() -> None:
+    assert curve_sizes(1) == [1024]
+    assert curve_sizes(70_000) == [1024, 4096, 16384, 65536, 262144]
+
+
+def measured(world: World) -> dict[str, Any]:
+    """Job: a short curve, and how many calls were made."""
+    calls = 0
+    run = Subject.run
+
+    def counting(subject: Subject, asynchronous: bool = False) -> Any:
+        nonlocal calls
+        calls += 1
+        return run(subject, asynchronous)
+
+    Subject.run = counting  # type: ignore[method-assign]
+    try:
+        link = measure_link(world, ["all_reduce", "all_gather", "send"], [1024, 5000], most_rounds=4)
+    finally:
+        Subject.run = run  # type: ignore[method-assign]
+    return {"json": link.to_json(), "calls": calls}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_measured_curve_is_the_same_on_all_ranks(ranks: RankPools, size: int) -> None:
+    results = ranks[size].run(measured)
+    assert all(result["json"]["curves"] == results[0]["json"]["curves"] for result in results)
+    data = results[0]["json"]
+    found = {(c["operation"], c["group_size"], c["algorithm"]) for c in data["curves"]}
+    assert found == {("all_reduce", size, "ring"), ("all_gather", size, "direct"), ("send", size, "direct")}
+    for curve in data["curves"]:
+        points = curve["points"]
+        blocks = size if curve["operation"] == "all_gather" else 1  # whole elements of every rank's block
+        assert [p["size_bytes"] for p in points] == [
+            1024 // 4 // blocks * blocks * 4,
+            5000 // 4 // blocks * blocks * 4,
+        ]
+        for p in points:
+            assert 0 < p["q1_s"] <= p["time_s"] <= p["q3_s"] < 1
+            assert p["samples"] == 4
+    assert data["measured"]["world_size"] == size
+    assert data["measured"]["backend"] == "gloo"
+    # Two operations of Subject at two sizes, a warm-up of 1 and one of up to 10, then 4 samples of 1 to 10.
+    assert 2 * 2 * 6 <= results[0]["calls"] <= 2 * 2 * 60
+
+
+def slow(world: World) -> list[int]:
+    """Job: sizes that were measured where a call takes longer the larger it is."""
+    import time
+
+    run = Subject.run
+
+    def slower(subject: Subject, asynchronous: bool = False) -> Any:
+        time.sleep(subject.size_bytes / 1e6)
+        return run(subject, asynchronous)
+
+    Subject.run = slower  # type: ignore[method-assign]
+    try:
+        link = measure_link(world, ["all_reduce"], [1000, 10_000, 50_000, 400_000], longest_s=0.4)
+    finally:
+        Subject.run = run  # type: ignore[method-assign]
+    return [p.size_bytes for p in link.curve("all_reduce", world.size).points]
+
+
+def test_sizes_stop_growing_where_the_link_is_slow(ranks: RankPools) -> None:
+    """50,000 bytes take 50 ms, more than 5 % of 0.4 s; 400,000 would take the whole of it."""
+    assert ranks[2].run(slow) == [[1000, 10_000, 50_000]] * 2
+
+
+def test_one_rank_has_no_link(ranks: RankPools) -> None:
+    assert ranks[1].run(alone) == [0]
+
+
+def alone(world: World) -> int:
+    return len(measure_link(world, ["all_reduce"], [1024]).curves)
+
+
+def test_a_case_of_a_curve_is_cut_to_whole_elements() -> None:
+    assert Case("all_gather", 5000).elements(3) == 1248
+    assert Case("all_reduce", 5003).elements(3) == 1250
