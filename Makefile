@@ -4,13 +4,13 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
-EXTRAS := data,dev
+EXTRAS := data,report,dev
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: install train test test-slow compare lint format reference help
+.PHONY: install train test test-slow bench compare lint format reference help
 
 install: $(STAMP) ## set up .venv with everything that the other targets need
 
@@ -29,6 +29,9 @@ test: lint ## check style, types, layers and the reference config, then run the 
 
 test-slow: $(STAMP) ## run the tests that `make test` leaves out
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+bench: $(STAMP) ## time the collectives over local ranks and check their results (ARGS=... adds overrides)
+	$(BIN)/python scripts/bench.py $(ARGS)
 
 compare: $(STAMP) ## time our splits beside torch's own (ARGS=... goes to scripts/compare.py)
 	$(BIN)/python scripts/compare.py $(ARGS)

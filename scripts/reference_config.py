@@ -9,6 +9,7 @@ import argparse
 import difflib
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_module
@@ -18,10 +19,15 @@ import conf
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference_config.yaml"
 PRESETS = {"experiment", "debug", "hydra"}  # they set keys, and have none of their own
-HEADER = """\
+HEADERS = {  # by the file in conf/ that a script starts from
+    "config": """\
 # Every key and its default, written by `make reference`; what a key means stands beside it in conf/.
-# First what runs when nothing is overridden, then each other choice of a group.
-"""
+# scripts/train.py: first what runs when nothing is overridden, then each other choice of a group.
+""",
+    "bench": """\
+# scripts/bench.py, likewise; choices of a group that stand above are not repeated.
+""",
+}
 
 
 def groups() -> dict[str, list[str]]:
@@ -37,18 +43,25 @@ def groups() -> dict[str, list[str]]:
 def reference() -> str:
     """The text that the file must hold."""
     with initialize_config_module("conf", version_base="1.3"):
-        default = OmegaConf.to_container(compose("config"), resolve=True)
-        assert isinstance(default, dict)
-        parts = [HEADER + yaml.safe_dump(default, sort_keys=False)]
-        for group, options in groups().items():
-            for option in options:
-                composed = OmegaConf.to_container(compose("config", [f"{group}={option}"]), resolve=True)
-                assert isinstance(composed, dict)
-                if composed[group] != default[group]:
-                    parts.append(
-                        f"# {group}={option}\n" + yaml.safe_dump({group: composed[group]}, sort_keys=False)
-                    )
-    return "---\n".join(parts)
+        return "---\n".join(dict.fromkeys(part for root in HEADERS for part in parts(root)))
+
+
+def parts(root: str) -> list[str]:
+    """What is composed from one file: the default, then each other choice of its groups."""
+    default = _composed(root)
+    found = [HEADERS[root] + yaml.safe_dump(default, sort_keys=False)]
+    for group, options in groups().items():
+        for option in options if group in default else ():
+            section = _composed(root, f"{group}={option}")[group]
+            if section != default[group]:
+                found.append(f"# {group}={option}\n" + yaml.safe_dump({group: section}, sort_keys=False))
+    return found
+
+
+def _composed(root: str, *overrides: str) -> dict[Any, Any]:
+    composed = OmegaConf.to_container(compose(root, list(overrides)), resolve=True)
+    assert isinstance(composed, dict)
+    return composed
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ LAUNCH_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 OPTIONS = sorted(
     f"{path.parent.name}={path.stem}"
     for path in (ROOT / "conf").glob("*/*.yaml")
-    if path.parent.name not in ("hydra", "model")
+    if path.parent.name not in ("bench", "hydra", "model")
 )
 
 

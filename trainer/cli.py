@@ -1,4 +1,4 @@
-"""The command line behind scripts/train.py: Hydra composes, everything wrong ends in one sentence.
+"""The command line behind scripts/train.py and bench.py: Hydra composes, all that is wrong is a sentence.
 
 Exit codes: 0 success, 1 failure, 2 wrong input, 130 and 143 for SIGINT and SIGTERM.
 """
@@ -26,8 +26,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from trainer.config import RunConfig
 from trainer.errors import InputError, Interrupted
+from trainer.job import JobConfig
 from trainer.launch import dismiss, follow, launch
-from trainer.rank import WORKER, Place, record, tell
+from trainer.rank import Place, log_file, record, tell
 from trainer.refusals import hide, sentence_of
 from trainer.secrets import Redactor, SecretFilter
 from trainer.signals import leave
@@ -49,15 +50,18 @@ class _Leave(BaseException):
     """Out of Hydra, past its own report of errors."""
 
 
-def main(worker: str = WORKER) -> int:
-    """Run the command line in sys.argv; returns the exit code. `worker`: see trainer.launch.launch."""
+def main(worker: str | None = None, job: type[JobConfig] = RunConfig) -> int:
+    """Run the command line in sys.argv for a kind of job; returns the exit code.
+
+    `worker`: see trainer.launch.launch.
+    """
     place = Place.from_environment(os.environ)
     if place is None:
-        return _App(worker, None).run()
+        return _App(job, worker, None).run()
     if place.rank > 0:
         code = follow(worker)
     else:
-        app, code = _App(worker, place), 1
+        app, code = _App(job, worker, place), 1
         try:
             code = app.run()
         finally:
@@ -71,8 +75,9 @@ def main(worker: str = WORKER) -> int:
 class _App:
     """One call of the command line in the process that resolves the configuration."""
 
-    def __init__(self, worker: str, place: Place | None) -> None:
+    def __init__(self, job: type[JobConfig], worker: str | None, place: Place | None) -> None:
         self.announced = False
+        self._job = job
         self._worker = worker
         self._place = place
         self._overrides = sys.argv[1:]
@@ -81,7 +86,7 @@ class _App:
     def run(self) -> int:
         # Hydra then raises what it would otherwise print in several lines.
         os.environ["HYDRA_FULL_ERROR"] = "1"
-        start = hydra.main(version_base="1.3", config_path=CONF, config_name="config")
+        start = hydra.main(version_base="1.3", config_path=CONF, config_name=self._job.root)
         code = 0
         try:
             self._refuse_flags()
@@ -105,7 +110,7 @@ class _App:
             assert self._error is not None
             raise self._error from None
         except Exception as error:
-            sentence = sentence_of(error, self._overrides)
+            sentence = sentence_of(error, self._overrides, self._job)
             if sentence is None:
                 raise
             tell(sentence)
@@ -158,26 +163,27 @@ class _App:
         """What Hydra calls for each job."""
         hydra_config = HydraConfig.get()
         run_dir = hydra_config.runtime.output_dir
+        log = log_file(self._job.kind, run_dir)
         sweeping = hydra_config.mode == RunMode.MULTIRUN
         redactor = Redactor()
         try:
             if sweeping and self._place is not None:
                 raise self._sweep_under_torchrun()
-            mapping = _plain(composed, self._overrides)
+            mapping = _plain(composed, self._overrides, self._job)
             redactor = Redactor(mapping)
             for handler in logging.getLogger().handlers:
                 handler.addFilter(SecretFilter(mapping))
             if sweeping:
                 _clean_sweep_file(Path(hydra_config.sweep.dir), mapping, self._overrides)
-            config = RunConfig.from_mapping(mapping, run_dir)
+            config = self._job.from_mapping(mapping, run_dir)
             code = launch(config, self._worker)
-            self.announced = not config.trainer.dry_run
+            self.announced = not config.dry_run
         except InputError as error:
-            tell(str(error), run_dir, redactor)
+            tell(str(error), log, redactor)
             code = 2
         except Exception as error:
             text = redactor.text(_traceback(error))
-            record(text, run_dir)
+            record(text, log)
             if not sweeping:
                 self._error = error
                 raise _Leave from None
@@ -190,7 +196,7 @@ class _App:
         raise SystemExit(code)
 
 
-def _plain(composed: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+def _plain(composed: DictConfig, overrides: Sequence[str], job: type[JobConfig]) -> dict[str, Any]:
     """The composed configuration as plain data, every interpolation resolved.
 
     Raises:
@@ -199,12 +205,12 @@ def _plain(composed: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     try:
         mapping = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except Exception as error:
-        sentence = sentence_of(error, overrides)
+        sentence = sentence_of(error, overrides, job)
         if sentence is None:
             raise
         raise InputError(sentence) from None
     assert isinstance(mapping, dict)
-    for name, hint in get_type_hints(RunConfig).items():
+    for name, hint in get_type_hints(job).items():
         if dataclasses.is_dataclass(hint) and mapping.get(name) is None:
             raise InputError(f"{name}=null leaves nothing to run; choose one that --help lists under {name}")
     return {str(key): value for key, value in mapping.items()}

@@ -8,13 +8,12 @@ ranks get plain data that is known to be right. Nothing here imports torch:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.errors import InputError, TrainingStopped
-from trainer.reading import read_section
-from trainer.validate import validate
+from trainer.job import JobConfig
+from trainer.validate import check_world, validate
 
 __all__ = [
     "ClusterConfig",
@@ -25,8 +24,10 @@ __all__ = [
     "LrScheduleConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "PeakTFLOPS",
     "RunConfig",
     "StrategyConfig",
+    "Tier",
     "TrainerConfig",
     "TrainingStopped",
 ]
@@ -137,20 +138,61 @@ class LoggerConfig:
 
 
 @dataclass(frozen=True)
-class ClusterConfig:
-    """What the plan assumes of the machine; measured link curves come with the bench."""
+class Tier:
+    """One rung of the memory ladder; bandwidths in decimal GB/s, for one member of `scope`.
 
-    name: str = "local"
-    options: dict[str, Any] = field(default_factory=dict)
+    A tier has at most one kind of bandwidth: a link carries both directions at once, a memory shares one
+    bus between reading and writing. NVLink's "900 GB/s" is 450 per direction; HBM's 3350 is reads plus
+    writes. Null is unknown, or for the local machine measured (`trainer.machine`).
+    """
+
+    name: str  # NVLink, HBM, network, ...
+    scope: str | None = None  # what shares it: "SM", "GPU", "node of 8", ...
+    ranks: int | None = None  # GPUs that it joins with one another; 1: a GPU has it to itself; null: no limit
+    size_bytes: int | None = None  # null also for what only carries
+    bandwidth_GBps_per_direction: float | None = None
+    bandwidth_GBps_read_plus_write: float | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """One run. `run_dir` is the run's folder, absolute."""
+class PeakTFLOPS:
+    """Best dense rate of one GPU's matrix products by data type, 1e12 operations a second; no sparsity."""
 
-    run_dir: str
+    float64: float | None = None
+    float32: float | None = None  # without TF32
+    tf32: float | None = None
+    bfloat16: float | None = None
+    float16: float | None = None
+    float8: float | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """What the plan assumes of the machine, from data sheets; measured link curves come with the bench.
+
+    `tiers` go from the cores outward. GPUs of one fast domain reach each other at NVLink speed, and it
+    may be smaller or larger than a node: a tray of a GB200 NVL72 has 4 GPUs and its domain has 72.
+    """
+
+    name: str = "local"
+    gpus_per_node: int | None = None
+    gpus_per_fast_domain: int | None = None
+    peak_TFLOPS: PeakTFLOPS = field(default_factory=PeakTFLOPS)
+    tiers: tuple[Tier, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)  # keys of your own
+
+
+@dataclass(frozen=True)
+class RunConfig(JobConfig):
+    """One training run."""
+
+    kind = "train"
+    root = "config"
+    worker = "trainer.worker:run"
+
     seed: int = 0
-    world_size: int | None = None  # null: torchrun's, or 1
     plugins: tuple[str, ...] = ()  # modules imported before the registries are read
     resume: str | None = None  # reserved
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -163,29 +205,16 @@ class RunConfig:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], run_dir: str) -> RunConfig:
-        """A checked configuration from plain data, such as a composed Hydra config.
+    def validate(self) -> None:
+        validate(self)
 
-        Keys that are left out keep their defaults.
+    def check_world(self, world_size: int) -> None:
+        check_world(self, world_size)
 
-        Raises:
-            InputError: an unknown key, a wrong type, a value out of range, or values that contradict.
-        """
-        config = read_section(cls, mapping, run_dir=run_dir)
-        validate(config)
-        return config
+    @property
+    def num_threads(self) -> int | None:
+        return self.trainer.num_threads
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Plain data that JSON can carry and `from_mapping` reads back; the folder is not part of it."""
-        mapping = _lists(asdict(self))
-        del mapping["run_dir"]
-        return mapping
-
-
-def _lists(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_lists(item) for item in value]
-    return value
+    @property
+    def dry_run(self) -> bool:
+        return self.trainer.dry_run

@@ -16,16 +16,17 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
-from trainer.config import RunConfig
 from trainer.errors import Interrupted
-from trainer.rank import Place, connect, log_in_rank, log_level, run_rank, tell, threads_per_rank
+from trainer.job import JobConfig
+from trainer.jobs import JOBS
+from trainer.rank import Place, connect, log_file, log_in_rank, log_level, run_rank, tell, threads_per_rank
 from trainer.signals import PARENT_POLL_S, SIGNALS, leave
 
 CONNECT_S = 60.0
 SHUTDOWN_S = 4  # from the launcher's signal to SIGKILL; the ranks' own clocks are shorter
 
 
-def run_elastic(config: RunConfig, world_size: int, worker: str) -> int:
+def run_elastic(config: JobConfig, world_size: int, worker: str) -> int:
     """Run `config` on `world_size` ranks that are started here; returns the exit code.
 
     Raises:
@@ -41,6 +42,7 @@ def run_elastic(config: RunConfig, world_size: int, worker: str) -> int:
     if loopback is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
         environment["GLOO_SOCKET_IFNAME"] = loopback
     payload = {
+        "kind": config.kind,
         "config": config.to_mapping(),
         "run_dir": config.run_dir,
         "level": log_level(),
@@ -85,8 +87,8 @@ def _rank_entry(payload: Mapping[str, Any]) -> int:
     """What each process runs that `run_elastic` starts."""
     place = Place.from_environment(os.environ)
     assert place is not None
-    config = RunConfig.from_mapping(payload["config"], payload["run_dir"])
-    log_in_rank(place, config.run_dir, payload["level"], payload["config"])
+    config = JOBS[payload["kind"]].from_mapping(payload["config"], payload["run_dir"])
+    log_in_rank(place, log_file(config.kind, config.run_dir), payload["level"], payload["config"])
     try:
         store = connect(place, CONNECT_S)
     except Exception as error:
@@ -106,11 +108,14 @@ def _leave_after(parent: int) -> None:
     leave(128 + signal.SIGTERM)
 
 
-def _exit_code(rank: int, exit_code: int, config: RunConfig) -> int:
+def _exit_code(rank: int, exit_code: int, config: JobConfig) -> int:
     if exit_code >= 0:
         return exit_code
     # Nothing in the rank could report this: SIGKILL, a crash in native code, the kernel out of memory.
-    tell(f"Rank {rank} of {config.world_size} was ended by {signal.Signals(-exit_code).name}", config.run_dir)
+    tell(
+        f"Rank {rank} of {config.world_size} was ended by {signal.Signals(-exit_code).name}",
+        log_file(config.kind, config.run_dir),
+    )
     return 1
 
 

@@ -14,8 +14,12 @@ class InputError(ValueError):
     """Wrong input: one sentence with the key, the value and what would be right. Exit code 2."""
 
 
-class TrainingStopped(RuntimeError):
-    """Training cannot go on, on any rank: one sentence that names step and rank. Exit code 1."""
+class Stopped(RuntimeError):
+    """A job cannot go on, or has not shown what was asked of it: one sentence, on any rank. Exit code 1."""
+
+
+class TrainingStopped(Stopped):
+    """Training cannot go on: the sentence names step and rank."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING
 
 from trainer.config import RunConfig
 from trainer.errors import InputError, Interrupted
+from trainer.job import JobConfig
+from trainer.jobs import JOBS
 from trainer.rank import (
     POLL_S,
-    WORKER,
     Place,
     connect,
     cores,
+    load_function,
+    log_file,
     log_in_rank,
     log_level,
     run_rank,
@@ -30,7 +33,6 @@ from trainer.rank import (
     wait_for,
 )
 from trainer.signals import SIGNALS, StopFlag, ignore_signals
-from trainer.validate import check_world
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -44,28 +46,36 @@ DISMISS_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-def launch(config: RunConfig, worker: str = WORKER) -> int:
+def launch(config: JobConfig, worker: str | None = None) -> int:
     """Run `config` on the ranks it asks for; returns the exit code.
 
-    `worker` names the function that each rank calls, as `module:function`.
+    `worker` names the function that each rank calls, as `module:function`; None is that of the job.
 
     Raises:
-        InputError: the number of ranks contradicts torchrun's or the strategy.
+        InputError: the number of ranks contradicts torchrun's or the job, or is too much for this machine.
         Interrupted: SIGINT or SIGTERM ended the run.
     """
     place = Place.from_environment(os.environ)
     config = _with_world_size(config, place)
     assert config.world_size is not None
-    if config.trainer.dry_run:
+    worker = worker or config.worker
+    if isinstance(config, RunConfig) and config.dry_run:
         from trainer.dryrun import print_plan
 
         print_plan(config)
         return 0
     local_ranks = place.local_world_size if place else config.world_size
+    if config.preflight is not None:
+        load_function(config.preflight)(config, local_ranks)
     _warn(local_ranks)
     if place is not None:
         store = connect(place, LONGEST_START_S)
-        message = {"config": config.to_mapping(), "run_dir": config.run_dir, "level": log_level()}
+        message = {
+            "kind": config.kind,
+            "config": config.to_mapping(),
+            "run_dir": config.run_dir,
+            "level": log_level(),
+        }
         store.set(PLAN_KEY, json.dumps(message))
         return run_rank(config, place, store, worker, parent=os.getppid())
     if config.world_size == 1:
@@ -75,8 +85,11 @@ def launch(config: RunConfig, worker: str = WORKER) -> int:
     return run_elastic(config, config.world_size, worker)
 
 
-def follow(worker: str = WORKER) -> int:
-    """A rank other than 0 under torchrun: run what rank 0 says in the store; returns the exit code."""
+def follow(worker: str | None = None) -> int:
+    """A rank other than 0 under torchrun: run what rank 0 says in the store; returns the exit code.
+
+    `worker`: see `launch`.
+    """
     place = Place.from_environment(os.environ)
     assert place is not None and place.rank > 0
     try:
@@ -96,9 +109,10 @@ def follow(worker: str = WORKER) -> int:
     if "exit" in message:
         _meet(store, place)
         return int(message["exit"])
-    config = RunConfig.from_mapping(message["config"], message["run_dir"])
-    log_in_rank(place, config.run_dir, int(message["level"]), config.to_mapping())
-    return run_rank(config, place, store, worker, parent=os.getppid())
+    config = JOBS[message["kind"]].from_mapping(message["config"], message["run_dir"])
+    log = log_file(config.kind, config.run_dir)
+    log_in_rank(place, log, int(message["level"]), config.to_mapping())
+    return run_rank(config, place, store, worker or config.worker, parent=os.getppid())
 
 
 def dismiss(code: int) -> None:
@@ -127,27 +141,27 @@ def _meet(store: Store, place: Place) -> None:
             time.sleep(POLL_S)
 
 
-def _with_world_size(config: RunConfig, place: Place | None) -> RunConfig:
+def _with_world_size(config: JobConfig, place: Place | None) -> JobConfig:
     if place is not None and config.world_size not in (None, place.world_size):
         raise InputError(
             f"world_size={config.world_size} contradicts torchrun, which started {place.world_size}; "
             f"leave it out, or start {config.world_size} with --nproc-per-node {config.world_size}"
         )
-    world_size = place.world_size if place is not None else config.world_size or 1
-    check_world(config, world_size)
+    world_size = place.world_size if place is not None else config.world_size or config.default_world_size
+    config.check_world(world_size)
     return replace(config, world_size=world_size)
 
 
 def _warn(local_ranks: int) -> None:
     if local_ranks > cores():
         _log.warning(
-            "%d ranks share %d cores: times say more about their turns than about the split",
+            "%d ranks share %d cores: times say more about their turns than about the work",
             local_ranks,
             cores(),
         )
 
 
-def _run_alone(config: RunConfig, worker: str) -> int:
+def _run_alone(config: JobConfig, worker: str) -> int:
     """One rank in this very process, where a debugger can follow it."""
     from torch.distributed import HashStore
 

@@ -23,6 +23,7 @@ from strategies.schedule import Schedule
 from strategies.strategy import Options, Strategy, Task
 from trainer.config import InputError, RunConfig
 from trainer.data import DataSpec, describe, steps_per_epoch
+from trainer.device import choose_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,19 +203,3 @@ def choose_loss(choice: str, task: str) -> str:
     if choice not in ("auto", natural):
         raise InputError(f"trainer.loss={choice} does not fit {task} data; use {natural} or auto")
     return natural
-
-
-def choose_device(choice: str, backend: str) -> str:
-    """`trainer.device` resolved; gloo carries CPU tensors, so asking for it moves an `auto` run to the CPU.
-
-    Raises:
-        InputError: a GPU asked for where there is none, or with a backend that cannot carry its tensors.
-    """
-    available = torch.cuda.is_available()
-    if choice == "cuda" and not available:
-        raise InputError(
-            "trainer.device=cuda, but this machine has no GPU that torch can use; use cpu or auto"
-        )
-    if choice == "cuda" and backend == "gloo":
-        raise InputError("collectives.backend=gloo carries no GPU tensors; use nccl, or trainer.device=cpu")
-    return "cuda" if available and choice != "cpu" and backend != "gloo" else "cpu"

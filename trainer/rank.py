@@ -19,17 +19,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.config import RunConfig
-from trainer.errors import InputError, TrainingStopped
+from trainer.errors import InputError, Stopped
+from trainer.job import JobConfig
 from trainer.secrets import Redactor, SecretFilter
 from trainer.signals import StopFlag, heeding_signals, obey_signals
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-WORKER = "trainer.worker:run"
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-LOG_FILE = "train.log"
 ECHO_MARKS = ("gloo/", "Connection closed by peer", "Connection reset", "Broken pipe", "NCCL")
 POLL_S = 0.05
 ECHO_S = 2.0  # a lost connection gives its cause this long to speak first
@@ -85,31 +83,35 @@ def wait_for(store: Store, key: str, timeout_s: float) -> str | None:
     return store.get(key).decode()
 
 
-def tell(text: str, run_dir: str | None = None, redactor: Redactor | None = None) -> None:
+def log_file(kind: str, run_dir: str) -> Path:
+    """The log of a job of that kind; conf/hydra/job_logging names the same file."""
+    return Path(run_dir, f"{kind}.log")
+
+
+def tell(text: str, log: Path | None = None, redactor: Redactor | None = None) -> None:
     """Put a refusal or a failure on stderr and, where the run's log has been opened, into that too."""
     text = (redactor or Redactor()).text(text)
     print(text, file=sys.stderr, flush=True)
-    if run_dir is not None:
-        record(text, run_dir)
+    if log is not None:
+        record(text, log)
 
 
-def record(text: str, run_dir: str) -> None:
-    """Add `text` to the run's log, if there is one."""
-    log = Path(run_dir, LOG_FILE)
+def record(text: str, log: Path) -> None:
+    """Add `text` to a run's log, if there is one."""
     with suppress(OSError):
         if log.exists():
             with log.open("a", encoding="utf-8") as file:
                 file.write(f"[{datetime.now():%Y-%m-%d %H:%M:%S}][trainer][ERROR] {text}\n")
 
 
-def log_in_rank(place: Place, run_dir: str, level: int, secrets: Mapping[str, Any]) -> None:
+def log_in_rank(place: Place, log: Path, level: int, secrets: Mapping[str, Any]) -> None:
     """Logging of a rank that Hydra has not set up: rank 0 as the launcher, the others warnings only."""
     root = logging.getLogger()
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if place.rank == 0:
         handlers[0].setFormatter(logging.Formatter("%(message)s"))
         with suppress(OSError):
-            file = logging.FileHandler(Path(run_dir, LOG_FILE), encoding="utf-8")
+            file = logging.FileHandler(log, encoding="utf-8")
             file.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] %(message)s"))
             handlers.append(file)
     else:
@@ -133,18 +135,18 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def threads_per_rank(config: RunConfig, local_world_size: int) -> int:
-    """trainer.num_threads, or the machine's cores over its ranks, at least one."""
-    return config.trainer.num_threads or max(1, cores() // local_world_size)
+def threads_per_rank(config: JobConfig, local_world_size: int) -> int:
+    """The job's own number, or the machine's cores over its ranks, at least one."""
+    return config.num_threads or max(1, cores() // local_world_size)
 
 
 class Report:
     """What the ranks of a run know of a failure: who tells it, and the exit code of all."""
 
-    def __init__(self, store: Store, place: Place, config: RunConfig) -> None:
+    def __init__(self, store: Store, place: Place, config: JobConfig) -> None:
         self._store = store
         self._place = place
-        self._run_dir = config.run_dir
+        self._log = log_file(config.kind, config.run_dir)
         self._redactor = Redactor(config.to_mapping())
 
     def settle(self, error: Exception) -> int:
@@ -153,7 +155,7 @@ class Report:
         if not self._claim(code):
             other = self.verdict(AGREE_S)
             return code if other is None else other
-        tell(self._describe(error), self._run_dir, self._redactor)
+        tell(self._describe(error), self._log, self._redactor)
         return code
 
     def verdict(self, timeout_s: float = 0.0) -> int | None:
@@ -177,7 +179,7 @@ class Report:
         return True
 
     def _describe(self, error: Exception) -> str:
-        if isinstance(error, InputError | TrainingStopped):
+        if isinstance(error, InputError | Stopped):
             return str(error)
         return f"Rank {self._place.rank} of {self._place.world_size} failed:\n" + "".join(
             traceback.format_exception(error)
@@ -194,15 +196,15 @@ def is_echo(error: Exception) -> bool:
     )
 
 
-def load_worker(name: str) -> Callable[..., int]:
+def load_function(name: str) -> Callable[..., Any]:
     """The function behind `module:function`."""
     module, _, function = name.partition(":")
-    loaded: Callable[..., int] = getattr(importlib.import_module(module), function)
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return loaded
 
 
 def run_rank(
-    config: RunConfig,
+    config: JobConfig,
     place: Place,
     store: Store,
     worker: str,
@@ -224,7 +226,7 @@ def run_rank(
     report = Report(store, place, config)
     with heeding_signals(stop, parent=parent, verdict=None if alone else report.verdict, last=not alone):
         try:
-            code = load_worker(worker)(
+            code = load_function(worker)(
                 config,
                 place.rank,
                 place.world_size,
@@ -236,7 +238,7 @@ def run_rank(
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
         except Exception as error:
-            if alone and not isinstance(error, InputError | TrainingStopped):
+            if alone and not isinstance(error, InputError | Stopped):
                 raise
             cause = report.verdict(ECHO_S) if is_echo(error) else None
             if cause is not None:

@@ -21,7 +21,7 @@ def read_section(kind: type[Section], data: Any, path: str = "", **given: Any) -
     `path` is the dotted key of the mapping, for sentences; `given` are fields that do not come from it.
 
     Raises:
-        InputError: an unknown key, or a value whose type is not the field's.
+        InputError: an unknown key, a missing one without a default, or a value whose type is not the field's.
     """
     if not isinstance(data, Mapping):
         raise InputError(f"{shown(path, data)} must be a section of keys and values")
@@ -31,6 +31,10 @@ def read_section(kind: type[Section], data: Any, path: str = "", **given: Any) -
     for name in data:
         if name not in fields:
             raise InputError(unknown_key(f"{prefix}{name}", [prefix + field for field in fields]))
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if needed and field.name not in data and field.name not in given:
+            raise InputError(f"{path or 'the configuration'} needs the key {field.name}")
     values = {name: _read(hints[name], value, prefix + name) for name, value in data.items()}
     return kind(**values, **given)
 
@@ -58,8 +62,10 @@ def _read(kind: Any, value: Any, key: str) -> Any:
     if origin in (Union, types.UnionType):
         if value is None:
             return None
-        (kind,) = (argument for argument in arguments if argument is not type(None))
-        return _read(kind, value, key)
+        kinds = [argument for argument in arguments if argument is not type(None)]
+        # Of two kinds one is a section, as in `float | dict[str, Any]`.
+        fitting = [kind for kind in kinds if (get_origin(kind) is dict) == isinstance(value, Mapping)]
+        return _read((fitting or kinds)[0], value, key)
     if origin is tuple:
         return _read_tuple(arguments, value, key)
     if origin is dict:

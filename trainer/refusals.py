@@ -16,7 +16,7 @@ from hydra.errors import (
 )
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from trainer.config import RunConfig
+from trainer.job import JobConfig
 from trainer.reading import unknown_key
 from trainer.secrets import REMOVED, is_secret_name
 
@@ -28,12 +28,13 @@ _NO_SECRET = re.compile(
 )  # says where a value is, or holds none
 
 
-def sentence_of(error: BaseException, overrides: Sequence[str]) -> str | None:
+def sentence_of(error: BaseException, overrides: Sequence[str], job: type[JobConfig]) -> str | None:
     """The sentence for an error of composition or of the output folder; None for any other error.
 
-    `overrides` are the command line's; values that they give to secret-like keys are left out.
+    `overrides` are the command line's; values that they give to secret-like keys are left out. `job` is
+    the kind of configuration that was composed, whose keys a misspelt one is compared with.
     """
-    words = _words(error)
+    words = _words(error, job)
     return None if words is None else hide(" ".join(words.split()), overrides)
 
 
@@ -48,7 +49,7 @@ def hide(text: str, overrides: Sequence[str]) -> str:
     return text
 
 
-def _words(error: BaseException) -> str | None:
+def _words(error: BaseException, job: type[JobConfig]) -> str | None:
     if isinstance(error, MissingConfigException):
         return _missing_option(error)
     if isinstance(error, OverrideParseException):
@@ -57,7 +58,7 @@ def _words(error: BaseException) -> str | None:
             f"with quotes around a value that has special characters"
         )
     if isinstance(error, ConfigCompositionException):
-        return _composition(error)
+        return _composition(error, job)
     if isinstance(error, OmegaConfBaseException):
         return _omegaconf(error)
     if isinstance(error, HydraException):
@@ -89,10 +90,10 @@ def _missing_option(error: MissingConfigException) -> str:
     return f"there is no configuration {error.missing_cfg_file}; {_joined(error)}"
 
 
-def _composition(error: ConfigCompositionException) -> str:
+def _composition(error: ConfigCompositionException, job: type[JobConfig]) -> str:
     text = str(error)
     if match := re.match(r"Could not override '([^']+)'", text):
-        key, known = match[1], _keys(RunConfig)
+        key, known = match[1], _keys(job)
         if key in known:
             section = key.partition(".")[0]
             return f"{key} is not a key of the {section} that was chosen; --cfg job prints the keys there are"
@@ -129,9 +130,9 @@ def _os_error(error: BaseException | None) -> OSError | None:
 def _keys(kind: type, prefix: str = "", depth: int = 2) -> list[str]:
     """Dotted keys of a dataclass of dataclasses, the folder left out."""
     keys = []
-    for name, hint in get_type_hints(kind).items():
-        if name == "run_dir":
-            continue
+    hints = get_type_hints(kind)
+    for name in (field.name for field in dataclasses.fields(kind) if field.name != "run_dir"):  # type: ignore[arg-type]
+        hint = hints[name]
         keys.append(prefix + name)
         if depth > 1 and isinstance(hint, type) and dataclasses.is_dataclass(hint):
             keys += _keys(hint, f"{prefix}{name}.", depth - 1)

@@ -14,14 +14,15 @@ import platform
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
 
-from trainer.config import InputError, RunConfig
+from trainer.config import InputError, LoggerConfig, RunConfig
+from trainer.job import JobConfig
 from trainer.secrets import Redactor
 from trainer.summary import SteadyState, run_status
 from trainer.wandb_sink import open_wandb
@@ -69,7 +70,7 @@ def plain(value: Any, name: str, non_finite: list[str]) -> Any:
     raise TypeError(f"{name} is a {type(value).__name__}; a record holds numbers, texts, lists and mappings")
 
 
-def _record(values: Mapping[str, Any]) -> dict[str, Any]:
+def as_record(values: Mapping[str, Any]) -> dict[str, Any]:
     """`values` in plain form, `schema` first; `non_finite`, where there is any, last."""
     non_finite: list[str] = []
     record = {"schema": SCHEMA, **plain(values, "", non_finite)}
@@ -121,8 +122,20 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
+def tell_wandb(sink: Sink | None, method: str, *arguments: Any) -> Sink | None:
+    """Calls a method of the sink; the sink, or None once it fails, which costs one warning."""
+    if sink is None:
+        return None
+    try:
+        getattr(sink, method)(*arguments)
+    except Exception as error:
+        _log.warning("W&B is dropped (%s: %s); the run's folder has every row", type(error).__name__, error)
+        return None
+    return sink
+
+
 class Sinks:
-    """All sinks of a run. Trouble with W&B costs one warning; trouble with the folder is raised."""
+    """All sinks of a training run. Trouble with W&B costs one warning; trouble with the folder is raised."""
 
     def __init__(
         self,
@@ -152,13 +165,13 @@ class Sinks:
         """
         if self._open.locked():
             return
-        record = _record(row)
+        record = as_record(row)
         self._metrics.write(record)
         self._steady.add(record)
         self._steps += 1
         self._last.update(step=record.get("step"), loss=record.get("loss"))
         self._last.update((key, record[key]) for key in self._last if record.get(key) is not None)
-        self._to_wandb("write", record)
+        self._wandb = tell_wandb(self._wandb, "write", record)
 
     def close(self, summary: dict[str, Any], exit_code: int) -> None:
         """Writes summary.json and ends the W&B run. Called again, it does nothing.
@@ -176,7 +189,7 @@ class Sinks:
             text = json.dumps(record, indent=2, allow_nan=False) + "\n"
             write_atomically(self._run_dir / "summary.json", text)
         finally:
-            self._to_wandb("close", record, exit_code)
+            self._wandb = tell_wandb(self._wandb, "close", record, exit_code)
 
     def _summary(self, summary: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
         values = {
@@ -189,22 +202,30 @@ class Sinks:
             "environment": self._environment,
         }
         further = {key: value for key, value in summary.items() if key not in values}
-        return self._redactor.mapping(_record({**values, **further}), texts_only=True)
+        return self._redactor.mapping(as_record({**values, **further}), texts_only=True)
 
-    def _to_wandb(self, method: str, *arguments: Any) -> None:
-        if self._wandb is None:
-            return
-        try:
-            getattr(self._wandb, method)(*arguments)
-        except Exception as error:
-            self._wandb = None
-            _log.warning(
-                "W&B is dropped (%s: %s); the run's folder has every row", type(error).__name__, error
-            )
+
+@dataclass(frozen=True)
+class Folder:
+    """A job's folder as it is opened: config.yaml is written, rows and the W&B run are ready."""
+
+    path: Path
+    rows: MetricsFile
+    wandb: Sink | None
+    environment: dict[str, Any]
+    redactor: Redactor
 
 
 def open_sinks(config: RunConfig, environment: dict[str, Any]) -> Sinks:
-    """Makes the run's folder with config.yaml in it, then metrics.jsonl, then the W&B run.
+    """The sinks of a training run, in its new folder; arguments and errors as for `open_folder`."""
+    folder = open_folder(config, config.logger, environment, "metrics.jsonl")
+    return Sinks(folder.path, folder.rows, folder.wandb, folder.environment, folder.redactor)
+
+
+def open_folder(
+    config: JobConfig, logger: LoggerConfig, environment: dict[str, Any], rows_name: str
+) -> Folder:
+    """Makes the run's folder with config.yaml in it, then the file of rows, then the W&B run.
 
     `environment` is what the caller knows (threads per rank, backend, device, ...);
     versions, processors and the commit of the working tree are added here.
@@ -220,7 +241,7 @@ def open_sinks(config: RunConfig, environment: dict[str, Any]) -> Sinks:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(run_dir / "config.yaml", yaml.safe_dump(public, sort_keys=False, allow_unicode=True))
-        metrics = MetricsFile(run_dir / "metrics.jsonl")
+        rows = MetricsFile(run_dir / rows_name)
     except OSError as error:
         raise InputError(
             f"hydra.run.dir={run_dir} cannot be written ({error.strerror}); "
@@ -228,12 +249,10 @@ def open_sinks(config: RunConfig, environment: dict[str, Any]) -> Sinks:
         ) from error
     wandb: Sink | None = None
     try:
-        wandb = open_wandb(
-            config.logger, run_dir, metrics.path, {**public, "environment": environment}, redactor
-        )
+        wandb = open_wandb(logger, run_dir, rows.path, {**public, "environment": environment}, redactor)
     except Exception as error:
         _log.warning("W&B is off (%s: %s); the run's folder has every row", type(error).__name__, error)
-    return Sinks(run_dir, metrics, wandb, environment, redactor)
+    return Folder(run_dir, rows, wandb, environment, redactor)
 
 
 def host_environment() -> dict[str, Any]:

@@ -7,13 +7,13 @@ so that a wrong key is refused before torch is.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError, shown
 
 if TYPE_CHECKING:
-    from trainer.config import RunConfig
+    from trainer.config import ClusterConfig, RunConfig, Tier
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "model.activation": ("relu", "gelu", "tanh", "identity"),
@@ -65,9 +65,10 @@ def validate(config: RunConfig) -> None:
     _check_model(config)
     _check_strategy(config)
     _check_training(config)
+    check_cluster(config.cluster)
 
 
-def _value(config: RunConfig, key: str) -> Any:
+def _value(config: Any, key: str) -> Any:
     return operator.attrgetter(key)(config)
 
 
@@ -77,20 +78,32 @@ def _check_values(config: RunConfig) -> None:
             raise InputError(
                 f"{shown(key, _value(config, key))} is reserved for a later version; leave it null"
             )
-    for key, names in CHOICES.items():
-        if _value(config, key) not in names:
-            raise InputError(f"{shown(key, _value(config, key))} must be one of {', '.join(names)}")
-
-    _require(config, NOT_EMPTY, lambda text: bool(text.strip()), "must not be empty")
-    _require(config, AT_LEAST_ONE, lambda number: number >= 1, "must be at least 1")
-    _require(config, AT_LEAST_ZERO, lambda number: number >= 0, "must be at least 0")
-    _require(config, ABOVE_ZERO, lambda number: number > 0, "must be above 0")
-    _require(config, BELOW_ONE, lambda number: 0 <= number < 1, "must be at least 0 and below 1")
-    _require(config, AT_MOST_ONE, lambda number: 0 <= number <= 1, "must be from 0 to 1")
-    _require(config, ["seed"], lambda number: number <= LARGEST_SEED, f"must be at most {LARGEST_SEED}")
+    check_choices(config, CHOICES)
+    require(config, NOT_EMPTY, lambda text: bool(text.strip()), "must not be empty")
+    require(config, AT_LEAST_ONE, lambda number: number >= 1, "must be at least 1")
+    require(config, AT_LEAST_ZERO, lambda number: number >= 0, "must be at least 0")
+    require(config, ABOVE_ZERO, lambda number: number > 0, "must be above 0")
+    require(config, BELOW_ONE, lambda number: 0 <= number < 1, "must be at least 0 and below 1")
+    require(config, AT_MOST_ONE, lambda number: 0 <= number <= 1, "must be from 0 to 1")
+    require(config, ["seed"], lambda number: number <= LARGEST_SEED, f"must be at most {LARGEST_SEED}")
 
 
-def _require(config: RunConfig, keys: list[str], holds: Callable[[Any], bool], rule: str) -> None:
+def check_choices(config: Any, choices: Mapping[str, tuple[str, ...]]) -> None:
+    """The value under each dotted key, or each item where it is a list, must be one of the names.
+
+    Raises:
+        InputError: one that is not.
+    """
+    for key, names in choices.items():
+        require(config, [key], names.__contains__, f"must be one of {', '.join(names)}")
+
+
+def require(config: Any, keys: Sequence[str], holds: Callable[[Any], bool], rule: str) -> None:
+    """The values under dotted keys must hold; null does, and a list is looked at item by item.
+
+    Raises:
+        InputError: the key with its value, and `rule`.
+    """
     for key in keys:
         value = _value(config, key)
         for i, item in enumerate(value if isinstance(value, tuple) else (value,)):
@@ -182,3 +195,50 @@ def _check_training(config: RunConfig) -> None:
         )
     if config.collectives.backend == "nccl" and trainer.device == "cpu":
         raise InputError("collectives.backend=nccl needs GPUs; with trainer.device=cpu take gloo or auto")
+
+
+def check_cluster(cluster: ClusterConfig) -> None:
+    """Refuse a memory ladder that no machine has.
+
+    Raises:
+        InputError: a size, rate or number of GPUs that is not positive, a tier without a name or named
+            twice, or a tier with both kinds of bandwidth.
+    """
+    _require_positive("cluster", cluster, ("gpus_per_node", "gpus_per_fast_domain"))
+    _require_positive("cluster.peak_TFLOPS", cluster.peak_TFLOPS, _numbers(cluster.peak_TFLOPS))
+    names: list[str] = []
+    for i, tier in enumerate(cluster.tiers):
+        key = f"cluster.tiers[{i}]"
+        _check_tier(key, tier)
+        if tier.name in names:
+            raise InputError(
+                f"{shown(f'{key}.name', tier.name)} is also the name of "
+                f"cluster.tiers[{names.index(tier.name)}]; each tier needs a name of its own"
+            )
+        names.append(tier.name)
+
+
+def _check_tier(key: str, tier: Tier) -> None:
+    if not tier.name.strip():
+        raise InputError(f"{shown(f'{key}.name', tier.name)} must not be empty")
+    _require_positive(key, tier, _numbers(tier))
+    link, memory = tier.bandwidth_GBps_per_direction, tier.bandwidth_GBps_read_plus_write
+    if link is not None and memory is not None:
+        raise InputError(
+            f"{key} has both bandwidth_GBps_per_direction={link} and "
+            f"bandwidth_GBps_read_plus_write={memory}; give the first for a link, the second for a memory, "
+            f"and leave the other null"
+        )
+
+
+def _numbers(section: Any) -> list[str]:
+    return [name for name, value in vars(section).items() if isinstance(value, int | float)]
+
+
+def _require_positive(key: str, section: Any, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(section, name)
+        if value is not None and value <= 0:
+            raise InputError(
+                f"{shown(f'{key}.{name}', value)} must be above 0; leave it null where it is unknown"
+            )

@@ -1,7 +1,7 @@
 """The helper process of `trainer.wandb_sink`: follows metrics.jsonl and logs its rows to W&B.
 
 Run as `python -P -m trainer.wandb_process`. One JSON object a line: in comes
-first the header, then at the end {summary, exit_code, interrupted}; out go
+first the header, then at the end {summary, exit_code, interrupted, media}; out go
 {ready: page or folder, folder}, {failed: reason}, {remark}, {progress: rows},
 {finishing}, {done: whether everything was taken}. End of input without the second line
 means that rank 0 died.
@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -88,6 +89,7 @@ class Ending:
     def __init__(self, commands: IO[str]) -> None:
         self.summary: dict[str, Any] = {}
         self.exit_code = 1
+        self.media: dict[str, str] = {}
         self.known = threading.Event()
         self._commands = commands
         threading.Thread(target=self._wait, daemon=True).start()
@@ -97,6 +99,7 @@ class Ending:
         message: dict[str, Any] = json.loads(line) if line.endswith("\n") else {"interrupted": True}
         self.summary = message.get("summary", {})
         self.exit_code = message.get("exit_code", 1)
+        self.media = message.get("media", {})
         if message["interrupted"]:
             timer = threading.Timer(INTERRUPTED_S + 0.1, leave)  # rank 0, if alive, comes first
             timer.daemon = True
@@ -115,6 +118,7 @@ def serve(commands: IO[str], channel: Channel) -> None:
         channel.send(ready=folder if run.offline else run.url, folder=folder)
         ending = Ending(commands)
         follow(header["metrics"], run, ending, channel)
+        show(run, ending.media, header["metrics"])
         channel.send(finishing=True)
         taken = finish(run, ending)
         end_service()
@@ -195,6 +199,20 @@ def follow(metrics: str, run: Any, ending: Ending, channel: Channel) -> None:
                 return
             else:
                 ending.known.wait(POLL_S)
+
+
+def show(run: Any, media: dict[str, str], metrics: str) -> None:
+    """Logs a page, and all rows as a table, where the end of the run named them."""
+    import wandb
+
+    if "html" in media:
+        run.log({Path(media["html"]).stem: wandb.Html(Path(media["html"]), inject=False)})
+    if "table" in media:
+        with open(metrics, encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file]
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        data = [[row.get(key) for key in columns] for row in rows]
+        run.log({media["table"]: wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
 
 
 def finish(run: Any, ending: Ending) -> bool:

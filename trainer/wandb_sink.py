@@ -16,7 +16,8 @@ When rank 0 dies, the helper sees its input end, takes over the rows that are
 there, marks the run failed and exits.
 
 In W&B a row has the keys and values of metrics.jsonl; null is a key left out;
-`step` is the step metric of every key. No code, git state, command line,
+`step` is the step metric of every key. A summary may name `media` for W&B: `html`, a page to show, and
+`table`, a name under which all rows are shown as one. No code, git state, command line,
 package list or console output is uploaded.
 """
 
@@ -150,8 +151,9 @@ class WandbSink:
         wait_s = self._timeout_s
         interrupted = exit_code > 128
         deadline = time.monotonic() + INTERRUPTED_S
-        taken = {key: summary[key] for key in ("status", "steps", "steady") if key in summary}
-        self._send({"summary": taken, "exit_code": exit_code, "interrupted": interrupted})
+        taken = {key: summary[key] for key in ("status", "steps", "steady", "bench") if key in summary}
+        media = summary.get("media", {})
+        self._send({"summary": taken, "exit_code": exit_code, "interrupted": interrupted, "media": media})
         while self._process is not None:
             message = self._next(deadline - time.monotonic() if interrupted else wait_s)
             if message is None:

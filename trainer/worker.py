@@ -16,6 +16,7 @@ from trainer.config import InputError, RunConfig
 from trainer.console import ProgressLine, show_summary
 from trainer.control import gather_json
 from trainer.data import load_dataset
+from trainer.device import rank_device
 from trainer.executor import Rank
 from trainer.loop import Loop
 from trainer.meter import byte_table
@@ -49,7 +50,7 @@ def run(
         plan.check_schedules()
         if world_size == 1 and config.strategy.name != "single":
             _log.warning("strategy=%s on one rank: there is nothing to split", config.strategy.name)
-    device = _device(plan, local_rank, local_world_size)
+    device = rank_device(plan.device_type, plan.backend, world_size, local_rank, local_world_size)
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     dataset = load_dataset(config.data, seed=config.seed, hidden_dim=config.model.hidden_dim)
     world = World(rank, world_size, plan.backend, config.collectives.timeout_s, store, device)
@@ -147,21 +148,6 @@ class Output:
     def _emergency(self) -> None:
         """The loop did not return in time after a signal: complete the folder without it."""
         self.sinks.close({"stopped_by_signal": self.stop.requested}, 128 + self.stop.requested)
-
-
-def _device(plan: Plan, local_rank: int, local_world_size: int) -> torch.device:
-    """This rank's device. Has not run with more than one GPU."""
-    if plan.device_type != "cuda":
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if plan.backend == "nccl" and local_world_size > count:
-        raise InputError(
-            f"world_size={plan.world_size} puts {local_world_size} ranks on a machine with {count} GPUs; "
-            "nccl needs one each, so use fewer ranks, or collectives.backend=gloo with trainer.device=cpu"
-        )
-    device = torch.device("cuda", local_rank % count)
-    torch.cuda.set_device(device)
-    return device
 
 
 def _ignore(row: dict[str, Any]) -> None:
