@@ -9,16 +9,18 @@ from collectives.traffic import ALGORITHMS, native
 AUTO, NATIVE = "auto", "native"
 EQUAL_BLOCKS_ONLY = ("all_gather", "reduce_scatter", "scatter", "gather")  # gloo's own
 
-# gloo: the by-hand algorithm from this many bytes of S on (docs/wire.md has the measurement). Below, the
-# backend's own is as fast or faster.
-BY_HAND_FROM_BYTES = {
-    "all_gather": 0,
-    "reduce_scatter": 0,
-    "all_to_all": 2**20,
-    "broadcast": 2**20,
-    "reduce": 0,
-    "scatter": 2**62,
-    "gather": 0,
+# gloo: the by-hand algorithm from this many bytes of S on, for two ranks and for more; None: never. Below,
+# the backend's own is as fast or faster. `bench.algorithms=[direct]` with `bench.against=native` measures it,
+# and docs/wire.md has the figures.
+KIB, MIB = 2**10, 2**20
+BY_HAND_FROM_BYTES: dict[str, tuple[int | None, int | None]] = {
+    "all_gather": (256 * KIB, 0),
+    "reduce_scatter": (64 * KIB, 0),
+    "all_to_all": (8 * MIB, 8 * MIB),
+    "broadcast": (None, 4 * MIB),  # between two ranks a tree is one message
+    "reduce": (0, 0),
+    "scatter": (None, None),  # the same messages either way
+    "gather": (0, 0),
 }
 
 
@@ -43,9 +45,10 @@ def choose(operation: str, choice: str, backend: str, n: int, size_bytes: int, u
     if choice == AUTO:
         if not by_hand:
             return own
-        start = BY_HAND_FROM_BYTES[operation]
-        cannot = uneven and operation in EQUAL_BLOCKS_ONLY
-        return by_hand[0] if cannot or size_bytes >= start else own
+        if uneven and operation in EQUAL_BLOCKS_ONLY:
+            return by_hand[0]
+        start = BY_HAND_FROM_BYTES[operation][0 if n == 2 else 1]
+        return own if start is None or size_bytes < start else by_hand[0]
     if choice in (NATIVE, own):
         if uneven and operation in EQUAL_BLOCKS_ONLY:
             raise ValueError(

@@ -53,6 +53,7 @@ class Point:
     """Seconds that one call takes: the slowest rank's, median and quartiles over `samples`."""
 
     size_bytes: int
+    algorithm: str
     time_s: float
     q1_s: float
     q3_s: float
@@ -65,7 +66,6 @@ class Curve:
 
     operation: str
     group_size: int
-    algorithm: str
     points: tuple[Point, ...]
 
     def time_s(self, size_bytes: float) -> float:
@@ -169,7 +169,7 @@ def _curve(entry: dict[str, Any]) -> Curve:
         times = (point.time_s, point.q1_s, point.q3_s)
         if not all(type(value) in (int, float) and math.isfinite(value) and value > 0 for value in times):
             raise ValueError(f"{name}: the times of {point.size_bytes} bytes must be above 0, not {times}")
-    return Curve(str(entry["operation"]), int(entry["group_size"]), str(entry["algorithm"]), points)
+    return Curve(str(entry["operation"]), int(entry["group_size"]), points)
 
 
 def curve_sizes(largest_bytes: int) -> list[int]:
@@ -221,7 +221,7 @@ def measure_link(
         curves.setdefault(turn.operation, []).append(turn)
     return LinkCurve(
         [
-            Curve(operation, world.size, own[0].algorithm, tuple(_distinct(turn.point() for turn in own)))
+            Curve(operation, world.size, tuple(_distinct(turn.point() for turn in own)))
             for operation, own in curves.items()
         ],
         _where(world, sizes),
@@ -280,6 +280,7 @@ class _Turn:
         times = self._times_s
         return Point(
             self.size_bytes,
+            self.algorithm,
             statistics.median(times),
             percentile(times, 25),
             percentile(times, 75),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from collectives.bench import Case, Subject
 from collectives.group import World
 from collectives.link import Curve, LinkCurve, Point, curve_sizes, load, measure_link
 from tests.ranks import RankPools
+from trainer.config import InputError, RunConfig
+from trainer.link import check_link_file, obtain_link
+from trainer.plan import make_plan
 
 
 def point(size_bytes: int, time_s: float) -> Point:
-    return Point(size_bytes, time_s, time_s * 0.9, time_s * 1.1, 5)
+    return Point(size_bytes, "ring", time_s, time_s * 0.9, time_s * 1.1, 5)
 
 
-CURVE = Curve("all_reduce", 4, "ring", (point(1000, 1e-3), point(100_000, 1e-2), point(10**7, 0.1)))
+CURVE = Curve("all_reduce", 4, (point(1000, 1e-3), point(100_000, 1e-2), point(10**7, 0.1)))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,7 @@ def test_bandwidth_and_latency() -> None:
     """10 MB among 4 ranks: each sends 15 MB in 0.1 s."""
     assert CURVE.bandwidth_GBps == pytest.approx(0.15)
     assert CURVE.latency_s == 1e-3
-    send = Curve("send", 4, "direct", (point(10**6, 1e-3),))
+    send = Curve("send", 4, (point(10**6, 1e-3),))
     assert send.bandwidth_GBps == pytest.approx(1.0)
 
 
@@ -133,8 +137,15 @@ def test_a_measured_curve_is_the_same_on_all_ranks(ranks: RankPools, size: int) 
     results = ranks[size].run(measured)
     assert all(result["json"]["curves"] == results[0]["json"]["curves"] for result in results)
     data = results[0]["json"]
-    found = {(c["operation"], c["group_size"], c["algorithm"]) for c in data["curves"]}
-    assert found == {("all_reduce", size, "ring"), ("all_gather", size, "direct"), ("send", size, "direct")}
+    found = {
+        (c["operation"], c["group_size"], *(p["algorithm"] for p in c["points"])) for c in data["curves"]
+    }
+    gathered_by = "ring" if size == 2 else "direct"  # what auto takes for a few kilobytes
+    assert found == {
+        ("all_reduce", size, "ring", "ring"),
+        ("all_gather", size, gathered_by, gathered_by),
+        ("send", size, "direct", "direct"),
+    }
     for curve in data["curves"]:
         points = curve["points"]
         blocks = size if curve["operation"] == "all_gather" else 1  # whole elements of every rank's block
@@ -185,3 +196,97 @@ def alone(world: World) -> int:
 def test_a_case_of_a_curve_is_cut_to_whole_elements() -> None:
     assert Case("all_gather", 5000).elements(3) == 1248
     assert Case("all_reduce", 5003).elements(3) == 1250
+
+
+# In a run
+
+
+def run_config(strategy: str, **collectives: Any) -> RunConfig:
+    sections = {"strategy": {"name": strategy}, "collectives": collectives}
+    return RunConfig.from_mapping({**sections, "data": {"batch_size": 128}}, "/nonexistent")
+
+
+def obtained(world: World, run: RunConfig) -> list[tuple[str, str, list[int]]] | None:
+    """Job: what a run would measure."""
+    link = obtain_link(make_plan(run, world.size), world)
+    if link is None:
+        return None
+    return [
+        (curve.operation, *{p.algorithm for p in curve.points}, [p.size_bytes for p in curve.points])
+        for curve in link.curves.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "algorithm", "expected"),
+    [
+        # Digits: 64 to 128, twice 128 to 128, 128 to 10, with biases: 42,634 parameters, 170,536 bytes.
+        ("ddp", "auto", [("all_reduce", "ring", [1024, 4096, 16384, 65536, 262144])]),
+        (
+            "tensor",
+            "auto",
+            [
+                ("all_reduce", "ring", [1024, 4096, 16384, 65536]),
+                ("all_gather", "direct", [1024, 4096, 16384, 65536]),
+                ("reduce_scatter", "direct", [1024, 4096, 16384, 65536]),
+            ],
+        ),
+        (
+            "tensor",
+            "native",
+            [
+                ("all_reduce", "ring", [1024, 4096, 16384, 65536]),
+                ("all_gather", "ring", [1024, 4096, 16384, 65536]),
+                ("reduce_scatter", "reduce_all", [1024, 4096, 16384, 65536]),
+            ],
+        ),
+        ("pipeline", "auto", [("send", "direct", [1024, 4096, 16384, 65536])]),
+    ],
+)
+def test_a_run_measures_what_its_step_sends(
+    ranks: RankPools, strategy: str, algorithm: str, expected: list[tuple[str, str, list[int]]]
+) -> None:
+    """Up to its largest message, by the algorithms that will move it."""
+    found = ranks[2].run(obtained, run_config(strategy, algorithm=algorithm))
+    assert found == [expected] * 2
+
+
+def test_measuring_can_be_switched_off(ranks: RankPools) -> None:
+    assert ranks[2].run(obtained, run_config("ddp", link_budget_s=0)) == [None, None]
+    assert ranks[1].run(obtained, run_config("single")) == [None]
+
+
+def test_a_run_takes_the_curve_that_it_is_given(ranks: RankPools, tmp_path: Path) -> None:
+    path = tmp_path / "link_curve.json"
+    LinkCurve([replace(CURVE, group_size=2)], {}).save(path)
+    expected = [("all_reduce", "ring", [1000, 100_000, 10**7])]
+    assert ranks[2].run(obtained, run_config("ddp", link_curve=str(path))) == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "text", "said"),
+    [
+        ("ddp", None, "cannot be read"),
+        ("ddp", "{", "is not JSON"),
+        (
+            "ddp",
+            json.dumps(LinkCurve([CURVE], {}).to_json()),
+            "no all_reduce on 2 ranks; it has all_reduce on 4",
+        ),
+        (
+            "pipeline",
+            json.dumps(LinkCurve([replace(CURVE, group_size=2)], {}).to_json()),
+            "no send on 2 ranks",
+        ),
+    ],
+)
+def test_a_curve_that_does_not_serve_is_refused(
+    tmp_path: Path, strategy: str, text: str | None, said: str
+) -> None:
+    path = tmp_path / "link_curve.json"
+    if text is not None:
+        path.write_text(text)
+    plan = make_plan(run_config(strategy, link_curve=str(path)), 2)
+    with pytest.raises(InputError, match=r"^collectives\.link_curve=") as refused:
+        check_link_file(plan)
+    assert said in str(refused.value) and "\n" not in str(refused.value)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from collectives.link import load
 from tests.ranks import RankPools
 from tests.test_config import composed
 from tests.test_loop import train
@@ -131,6 +132,18 @@ def test_own_ranks_print_what_was_measured_and_where_it_is(tmp_path: Path) -> No
     gathers = [e for e in summary["bytes_by_operation"] if e["operation"] == "all_gather output"]
     assert [e["bytes_sent"] for e in gathers] == [6 * 3 * 64 * 128 * 4] * 2
     assert all(e["bytes_sent"] == e["bytes_predicted"] for e in summary["bytes_by_operation"])
+    link = load(folder / "link_curve.json")
+    names = [
+        "all_gather",
+        "all_reduce",
+        "reduce_scatter",
+    ]  # the middle one: cross-entropy over shards of classes
+    assert sorted(link.curves) == [(name, 2) for name in names]
+    # The largest message is an activation: 128 rows of 128 float32, a size that is measured.
+    assert all(curve.points[-1].size_bytes == 65_536 for curve in link.curves.values())
+    assert sorted(entry["operation"] for entry in summary["link"]) == names
+    for entry in summary["link"]:
+        assert f"{entry['bandwidth_GBps']:.3f} GB/s per direction by {entry['operation']}" in output
     trace = json.loads((folder / "profile-rank1.json").read_text())
     names = [event.get("name") for event in trace["traceEvents"]]
     assert names.count("layer 1, microbatch 0, dW") == 2

@@ -70,6 +70,7 @@ class BenchSection:
     min_busbw: float | dict[str, Any] | None = None  # GB/s, for every operation or by operation
     against: str | None = None  # null, native
     rounds: int = 20  # of the comparison with `against`
+    link_curve_s: float = 5.0  # seconds for link_curve.json, which training reads; 0 writes none
     ranks: int = 2  # where neither torchrun nor world_size says how many
 
     def sizes_bytes(self) -> list[int]:
@@ -130,7 +131,8 @@ class BenchRun(JobConfig):
         check_choices(self, BENCH_CHOICES)
         at_least_one = ["world_size", "bench.iterations", "bench.rounds", "bench.ranks"]
         require(self, at_least_one, lambda number: number >= 1, "must be at least 1")
-        require(self, ["bench.warmup", "bench.root"], lambda number: number >= 0, "must be at least 0")
+        at_least_zero = ["bench.warmup", "bench.root", "bench.link_curve_s"]
+        require(self, at_least_zero, lambda number: number >= 0, "must be at least 0")
         require(self, ["bench.factor"], lambda number: number > 1, "must be above 1")
         positive = ["collectives.timeout_s", "logger.timeout_s"]
         require(self, positive, lambda number: number > 0, "must be above 0")

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,6 +67,11 @@ class BenchOutput:
         self._written = 0
         self._table = BenchTable(Console())
         self._closing = threading.Lock()  # taken by the first to close, be it the worker or an emergency
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self._folder.path
 
     def write(self, row: Row) -> None:
         """Prints and keeps a row."""

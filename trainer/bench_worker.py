@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 import torch.distributed as dist
 
 from collectives.bench import Case, measure
 from collectives.group import World, choose_backend
+from collectives.link import measure_link
 from collectives.rivals import compare
+from collectives.traffic import algorithms_of
 from trainer.bench_cases import cases
 from trainer.bench_config import BenchRun
 from trainer.bench_output import BenchOutput
@@ -18,9 +21,11 @@ from trainer.bench_rows import Row, failures, make_row
 from trainer.control import gather_numbers
 from trainer.device import choose_device, rank_device
 from trainer.errors import InputError, Stopped
+from trainer.link import FILE as LINK_FILE
 from trainer.rank import wait_for
 from trainer.signals import StopFlag
 
+CURVE_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send")
 WRITTEN_KEY = "bench_written"
 WRITTEN_S = 120.0  # W&B may take its time at the end
 
@@ -98,6 +103,8 @@ def run_cases(
             code = 2 if isinstance(error, InputError) else 1
             output.close([str(error)], "failed", code)
         raise
+    if not signum:
+        _measure_link(config, world, output)
     failed = failures(rows, config.bench)
     code = 128 + signum if signum else int(bool(failed))
     if output is not None:
@@ -108,6 +115,19 @@ def run_cases(
         further = f"; bench.json names {len(failed) - 1} further" if len(failed) > 1 else ""
         raise BenchFailed(failed[0] + further)
     return code
+
+
+def _measure_link(config: BenchRun, world: World, output: BenchOutput | None) -> None:
+    """The curve of what training's splits send, by the algorithms that they take."""
+    bench = config.bench
+    if world.size == 1 or bench.link_curve_s == 0:
+        return
+    algorithms = asdict(algorithms_of(world.backend, "auto"))
+    curve = measure_link(
+        world, CURVE_OPERATIONS, bench.sizes_bytes(), algorithms, bench.link_curve_s, bench.iterations
+    )
+    if output is not None:
+        curve.save(output.path / LINK_FILE)
 
 
 def _measure(config: BenchRun, world: World, case: Case) -> Row | None:

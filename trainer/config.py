@@ -122,6 +122,8 @@ class CollectivesConfig:
     backend: str = "auto"  # auto, gloo, nccl
     algorithm: str = "auto"  # auto, native, direct
     timeout_s: float = 60.0
+    link_curve: str | None = None  # a link_curve.json; null measures one at the start
+    link_budget_s: float = 2.0  # longest that measuring takes; 0 does not measure
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,13 @@ def bytes_text(count: float) -> str:
 
 
 def show_summary(
-    console: Console, steady: list[Row], last: Row | None, table: list[Row], headline_rank: int, run_dir: str
+    console: Console,
+    steady: list[Row],
+    last: Row | None,
+    table: list[Row],
+    headline_rank: int,
+    run_dir: str,
+    link: list[Row],
 ) -> None:
     """What the run measured: medians after warm-up, bytes by operation, and where everything is."""
     if steady:
@@ -87,6 +93,14 @@ def show_summary(
         if None not in bandwidths:
             text = f"{statistics.median(bandwidths):.6f} GB/s (bytes sent / step time)"
         console.print(f"  effective bandwidth  {text}", highlight=False)
+    for curve in link:
+        size = bytes_text(curve["largest"]["size_bytes"])
+        console.print(
+            f"  link                 {curve['bandwidth_GBps']:.3f} GB/s per direction by "
+            f"{curve['operation']} up to {size}, and {curve['latency_s'] * 1e6:,.0f} us at least",
+            highlight=False,
+            soft_wrap=True,
+        )
     if last is not None and last["eval_loss"] is not None:
         accuracy = last["eval_accuracy"]
         text = f"loss {last['eval_loss']:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"

@@ -40,7 +40,8 @@ AT_LEAST_ONE = (
 ).split()
 AT_LEAST_ZERO = (
     "seed strategy.bucket_mb data.eval_samples data.prefetch data.noise optimizer.weight_decay "
-    "lr_schedule.warmup_steps trainer.eval_every trainer.warmup_steps trainer.checksum_every trainer.profile"
+    "lr_schedule.warmup_steps collectives.link_budget_s trainer.eval_every trainer.warmup_steps "
+    "trainer.checksum_every trainer.profile"
 ).split()
 ABOVE_ZERO = (
     "optimizer.lr optimizer.eps trainer.clip_grad_norm collectives.timeout_s logger.timeout_s"
@@ -49,7 +50,7 @@ BELOW_ONE = "optimizer.momentum optimizer.betas".split()
 AT_MOST_ONE = ["lr_schedule.min_ratio"]
 NOT_EMPTY = (
     "model.name strategy.name cluster.name logger.project plugins data.inputs data.targets "
-    "data.eval_inputs data.eval_targets"
+    "data.eval_inputs data.eval_targets collectives.link_curve"
 ).split()
 RESERVED = "resume trainer.param_dtype trainer.compute_dtype trainer.reduce_dtype".split()
 LARGEST_SEED = 2**63 - 1

@@ -12,12 +12,14 @@ import torch.distributed as dist
 from rich.console import Console
 
 from collectives.group import World
+from collectives.link import LinkCurve
 from trainer.config import InputError, RunConfig
 from trainer.console import ProgressLine, show_summary
 from trainer.control import gather_json
 from trainer.data import load_dataset
 from trainer.device import rank_device
 from trainer.executor import Rank
+from trainer.link import check_link_file, keep, obtain_link
 from trainer.loop import Loop
 from trainer.meter import byte_table
 from trainer.plan import Plan, make_plan
@@ -48,6 +50,7 @@ def run(
     plan = make_plan(config, world_size)
     if rank == 0:
         plan.check_schedules()
+        check_link_file(plan)
         if world_size == 1 and config.strategy.name != "single":
             _log.warning("strategy=%s on one rank: there is nothing to split", config.strategy.name)
     device = rank_device(plan.device_type, plan.backend, world_size, local_rank, local_world_size)
@@ -56,7 +59,8 @@ def run(
     world = World(rank, world_size, plan.backend, config.collectives.timeout_s, store, device)
     try:
         trainer = make_rank(plan, world)
-        output = Output(config, plan, local_world_size, stop) if rank == 0 else None
+        link = obtain_link(plan, world)
+        output = Output(config, plan, local_world_size, stop, link) if rank == 0 else None
         loop = Loop(plan, world, trainer, dataset, stop, output.write if output else _ignore)
         return _train(loop, output)
     finally:
@@ -100,7 +104,9 @@ def _train(loop: Loop, output: Output | None) -> int:
 class Output:
     """Rank 0's side of a run: sinks, progress line and closing lines."""
 
-    def __init__(self, config: RunConfig, plan: Plan, local_world_size: int, stop: StopFlag) -> None:
+    def __init__(
+        self, config: RunConfig, plan: Plan, local_world_size: int, stop: StopFlag, link: LinkCurve | None
+    ) -> None:
         self.config, self.plan, self.stop = config, plan, stop
         environment = {
             "threads_per_rank": torch.get_num_threads(),
@@ -111,6 +117,7 @@ class Output:
             "algorithms": asdict(plan.task.algorithms),
         }
         self.sinks: Sinks = open_sinks(config, environment)
+        self.link = [] if link is None else keep(link, config.run_dir)
         stop.on_emergency.append(self._emergency)
         self.console = Console()
         self.progress = ProgressLine(config, self.console)
@@ -126,7 +133,7 @@ class Output:
 
     def close(self, loop: Loop, tables: list[dict[str, Any]], error: Exception | None) -> None:
         self.progress.close()
-        summary: dict[str, Any] = {}
+        summary: dict[str, Any] = {"link": self.link} if self.link else {}
         table: list[dict[str, Any]] = []
         headline = 0
         if tables and loop.steps_of:
@@ -143,7 +150,15 @@ class Output:
             summary["stopped_by_signal"] = loop.stopped_by
         self.sinks.close(summary, code)
         if error is None:
-            show_summary(self.console, list(self.steady), self.last, table, headline, self.config.run_dir)
+            show_summary(
+                self.console,
+                list(self.steady),
+                self.last,
+                table,
+                headline,
+                self.config.run_dir,
+                self.link,
+            )
 
     def _emergency(self) -> None:
         """The loop did not return in time after a signal: complete the folder without it."""

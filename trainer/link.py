@@ -1,0 +1,104 @@
+"""The link that a run's step crosses: read from a file, or measured at the start.
+
+Every rank measures together; rank 0 keeps the curve, as link_curve.json in the run's folder.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from collectives import link
+from collectives.bench import gather
+from collectives.group import World
+from collectives.traffic import ITEMSIZE
+from strategies.communication import Communication, Recv
+from strategies.schedule import Schedule
+from trainer.config import InputError
+from trainer.plan import Plan
+
+FILE = "link_curve.json"
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send")
+
+
+def check_link_file(plan: Plan) -> None:
+    """Refuse a curve that a run cannot read, before any rank starts.
+
+    Raises:
+        InputError: no link curve there, or one without an operation that the schedules have.
+    """
+    path = plan.config.collectives.link_curve
+    if path is None or plan.world_size == 1:
+        return
+    curve = _load(path)
+    for schedule in plan.schedules(plan.batch_rows[0]):
+        for operation in largest_messages(schedule):
+            try:
+                curve.curve(operation, plan.world_size)
+            except ValueError as error:
+                raise InputError(
+                    f"collectives.link_curve={path}: {error}; measure one on this many ranks, or leave "
+                    "it null"
+                ) from None
+
+
+def obtain_link(plan: Plan, world: World) -> link.LinkCurve | None:
+    """The link curve of this run; None on one rank, or where measuring is switched off.
+
+    Every rank must call it; all have the same answer.
+    """
+    config = plan.config.collectives
+    if world.size == 1:
+        return None
+    if config.link_curve is not None:
+        return _load(config.link_curve)
+    if config.link_budget_s == 0:
+        return None
+    schedule = plan.strategy.schedule(plan.model, world.size, world.rank, plan.batch_rows[0], plan.task)
+    largest = largest_messages(schedule)
+    agreed = {
+        name: max(sizes)
+        for name, sizes in zip(
+            OPERATIONS, gather(world, [float(largest.get(name, 0)) for name in OPERATIONS]), strict=True
+        )
+    }
+    operations = [name for name, size in agreed.items() if size]
+    if not operations:
+        return None
+    sizes = link.curve_sizes(math.ceil(max(agreed.values())))
+    algorithms = {name: getattr(plan.task.algorithms, name) for name in operations if name != "send"}
+    return link.measure_link(world, operations, sizes, algorithms, config.link_budget_s)
+
+
+def largest_messages(schedule: Schedule) -> dict[str, int]:
+    """Operation -> S in bytes of the largest that this rank has in a step."""
+    largest: dict[str, int] = {}
+    for operation in schedule.operations:
+        if isinstance(operation, Communication) and not isinstance(operation, Recv):
+            size = operation.numel * ITEMSIZE[operation.dtype]
+            largest[operation.verb] = max(size, largest.get(operation.verb, 0))
+    return largest
+
+
+def keep(curve: link.LinkCurve, run_dir: str) -> list[dict[str, Any]]:
+    """Write the curve to the run's folder; what summary.json says of it."""
+    curve.save(Path(run_dir) / FILE)
+    return [
+        {
+            "operation": own.operation,
+            "group_size": own.group_size,
+            "latency_s": own.latency_s,
+            "bandwidth_GBps": own.bandwidth_GBps,
+            "largest": asdict(own.points[-1]),
+        }
+        for own in curve.curves.values()
+    ]
+
+
+def _load(path: str) -> link.LinkCurve:
+    try:
+        return link.load(Path(path))
+    except ValueError as error:
+        raise InputError(f"collectives.link_curve={path}: {error}") from error
