@@ -35,14 +35,25 @@ def _bytes(messages: Messages) -> int:
 
 
 class Direct(Transfer):
-    """All messages of an operation at once, and nothing to do when they are there."""
+    """All messages of an operation at once, and nothing to do when they are there.
+
+    `kept` is (target, source) of what this rank sends to itself.
+    """
 
     tag = COLLECTIVE_TAG
 
-    def __init__(self, group: Group, receives: Messages, sends: Messages, output: Tensor | None) -> None:
+    def __init__(
+        self,
+        group: Group,
+        receives: Messages,
+        sends: Messages,
+        output: Tensor | None,
+        kept: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         super().__init__("direct", output)
         self.sent_bytes = _bytes(sends)
         self.group = group
+        self.kept = kept
         self.receives = [(tensor, peer) for tensor, peer in receives if tensor.numel()]
         self.sends = [(tensor, peer) for tensor, peer in sends if tensor.numel()]
 
@@ -50,28 +61,46 @@ class Direct(Transfer):
         group, tag = self.group, self.tag
         works = [receive(group, tensor, peer, tag) for tensor, peer in self.receives]
         works += [send(group, tensor, peer, tag) for tensor, peer in self.sends]
+        if self.kept is not None:
+            target, source = self.kept
+            target.copy_(source)  # while messages are on their way
         return works
 
 
 class DirectAllGather(Direct):
-    """Every rank sends its own block, in place among `blocks`, to every other."""
+    """Every rank sends its own block to every other; it is in place among `blocks`, or is brought there."""
 
-    def __init__(self, group: Group, blocks: Sequence[Tensor], output: Tensor | None = None) -> None:
-        peers, own = peers_of(group), blocks[group.index]
+    def __init__(
+        self,
+        group: Group,
+        blocks: Sequence[Tensor],
+        output: Tensor | None = None,
+        own: Tensor | None = None,
+    ) -> None:
+        peers, place = peers_of(group), blocks[group.index]
+        source = place if own is None else own
         super().__init__(
-            group, [(blocks[peer], peer) for peer in peers], [(own, peer) for peer in peers], output
+            group,
+            [(blocks[peer], peer) for peer in peers],
+            [(source, peer) for peer in peers],
+            output,
+            _kept(place, source),
         )
 
 
 class DirectAllToAll(Direct):
-    """Every rank sends each other the block that is for it; its own is in place already."""
+    """Every rank sends each other the block that is for it, and keeps its own."""
 
     def __init__(
         self, group: Group, sent: Sequence[Tensor], received: Sequence[Tensor], output: Tensor | None = None
     ) -> None:
         peers = peers_of(group)
         super().__init__(
-            group, [(received[peer], peer) for peer in peers], [(sent[peer], peer) for peer in peers], output
+            group,
+            [(received[peer], peer) for peer in peers],
+            [(sent[peer], peer) for peer in peers],
+            output,
+            _kept(received[group.index], sent[group.index]),
         )
 
 
@@ -80,7 +109,8 @@ class DirectScatter(Direct):
 
     def __init__(self, group: Group, blocks: Sequence[Tensor], root: int, output: Tensor) -> None:
         if group.index == root:
-            super().__init__(group, [], [(blocks[peer], peer) for peer in peers_of(group)], output)
+            sends = [(blocks[peer], peer) for peer in peers_of(group)]
+            super().__init__(group, [], sends, output, _kept(output.view(-1), blocks[root]))
         else:
             super().__init__(group, [(output.view(-1), root)], [], output)
 
@@ -92,9 +122,15 @@ class DirectGather(Direct):
         self, group: Group, own: Tensor, blocks: Sequence[Tensor], root: int, output: Tensor | None
     ) -> None:
         if group.index == root:
-            super().__init__(group, [(blocks[peer], peer) for peer in peers_of(group)], [], output)
+            receives = [(blocks[peer], peer) for peer in peers_of(group)]
+            super().__init__(group, receives, [], output, _kept(blocks[root], own))
         else:
             super().__init__(group, [], [(own, root)], output)
+
+
+def _kept(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What a rank keeps, if it is not where it belongs."""
+    return None if target.data_ptr() == source.data_ptr() or not source.numel() else (target, source)
 
 
 class Send(Direct):
@@ -159,7 +195,7 @@ class DirectReduceScatter(Transfer):
                 self.combine(first, second, out=result)
         for work in works:
             work.wait()
-        self._works = []
+        self._works = ()
 
 
 def _pieces(block: Tensor) -> list[Tensor]:
@@ -204,13 +240,13 @@ class FanBroadcast(Phased):
         return works
 
     def complete(self) -> None:
-        works = self._works[self.own_count :]
+        works = list(self._works[self.own_count :])
         for work, messages in zip(self._works[: self.own_count], self.passed_on, strict=True):
             work.wait()
             works += [send(self.group, tensor, peer, self.tag) for tensor, peer in messages]
         for work in works:
             work.wait()
-        self._works = []
+        self._works = ()
 
 
 class FanReduce(Phased):
@@ -281,7 +317,7 @@ class FanReduce(Phased):
 
     def complete(self) -> None:
         arrivals = iter(self._works[: len(self.receives)])
-        works = self._works[len(self.receives) :]
+        works = list(self._works[len(self.receives) :])
         for parts, combined in self.steps:
             for first, second, result in parts:
                 next(arrivals).wait()
@@ -290,4 +326,4 @@ class FanReduce(Phased):
                 works.append(send(self.group, combined, self.root, self.tag))
         for work in works:
             work.wait()
-        self._works = []
+        self._works = ()

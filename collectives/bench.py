@@ -99,6 +99,7 @@ class Subject:
         else:
             self.output = torch.zeros(self.count, dtype=dtype, device=device)
             self.input = self.output[own]
+        self._call = self._bound()
 
     def _is_sharded(self) -> bool:
         return self.case.operation in SHARDED
@@ -115,44 +116,64 @@ class Subject:
 
     def run(self, asynchronous: bool = False) -> Transfer:
         """One call, as a user would write it."""
-        case, group = self.case, self.group
-        options: dict[str, Any] = {"algorithm": case.algorithm, "asynchronous": asynchronous}
-        output = self.output if self.placement == OUT_OF_PLACE else None
+        return self._call(asynchronous)
+
+    def _bound(self) -> Callable[[bool], Transfer]:
+        """The call with its arguments, made once: what is measured is the operation."""
+        case, group, tensor = self.case, self.group, self.input
+        op, root, algorithm = case.reduction, case.root, case.algorithm
+        result = self.output
+        output = result if self.placement == OUT_OF_PLACE else None
         match case.operation:
             case "all_reduce":
-                return wire.all_reduce(self.input, group, op=case.reduction, output=output, **options)
+                return lambda later: wire.all_reduce(
+                    tensor, group, op=op, output=output, algorithm=algorithm, asynchronous=later
+                )
             case "reduce":
-                return wire.reduce(self.input, group, case.root, op=case.reduction, output=output, **options)
+                return lambda later: wire.reduce(
+                    tensor, group, root, op=op, output=output, algorithm=algorithm, asynchronous=later
+                )
             case "broadcast":
-                return wire.broadcast(self.input, group, case.root, output=output, **options)
+                return lambda later: wire.broadcast(
+                    tensor, group, root, output=output, algorithm=algorithm, asynchronous=later
+                )
             case "reduce_scatter":
-                return wire.reduce_scatter(
-                    self.input, group, op=case.reduction, output=self.output, **options
+                return lambda later: wire.reduce_scatter(
+                    tensor, group, op=op, output=result, algorithm=algorithm, asynchronous=later
                 )
             case "all_gather":
-                return wire.all_gather(self.input, group, output=self.output, **options)
+                return lambda later: wire.all_gather(
+                    tensor, group, output=result, algorithm=algorithm, asynchronous=later
+                )
             case "all_to_all":
-                return wire.all_to_all(self.input, group, output=self.output, **options)
+                return lambda later: wire.all_to_all(
+                    tensor, group, output=result, algorithm=algorithm, asynchronous=later
+                )
             case "scatter":
-                source = self.input if self.is_root else None
-                return wire.scatter(source, group, case.root, output=self.output, **options)
+                source = tensor if self.is_root else None
+                return lambda later: wire.scatter(
+                    source, group, root, output=result, algorithm=algorithm, asynchronous=later
+                )
             case "gather":
-                target = self.output if self.is_root else None
-                return wire.gather(self.input, group, case.root, output=target, **options)
+                target = result if self.is_root else None
+                return lambda later: wire.gather(
+                    tensor, group, root, output=target, algorithm=algorithm, asynchronous=later
+                )
             case "send_recv":
-                return self._send_recv()
+                return self._send_recv
             case "barrier":
-                return wire.barrier(group, asynchronous=asynchronous)
+                return lambda later: wire.barrier(group, asynchronous=later)
         raise ValueError(f"operation={case.operation} cannot be measured")
 
-    def _send_recv(self) -> Transfer:
+    def _send_recv(self, later: bool) -> Transfer:
         """To the next rank, from the one before: the receive first, so that both directions are busy."""
         ranks, index = self.group.ranks, self.group.index
         received = wire.recv(self.output, self.group, ranks[index - 1], asynchronous=True)
         sent = wire.send(self.input, self.group, ranks[(index + 1) % len(ranks)], asynchronous=True)
-        received.wait()
-        sent.wait()
-        return received
+        sent.after(received.wait)
+        if not later:
+            sent.wait()
+        return sent
 
     # Values: whole numbers so small that every dtype holds their sums exactly
 

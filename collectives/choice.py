@@ -16,7 +16,7 @@ KIB, MIB = 2**10, 2**20
 BY_HAND_FROM_BYTES: dict[str, tuple[int | None, int | None]] = {
     "all_gather": (256 * KIB, 0),
     "reduce_scatter": (64 * KIB, 0),
-    "all_to_all": (8 * MIB, 8 * MIB),
+    "all_to_all": (4 * MIB, 4 * MIB),
     "broadcast": (None, 4 * MIB),  # between two ranks a tree is one message
     "reduce": (0, 0),
     "scatter": (None, None),  # the same messages either way

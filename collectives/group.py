@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,7 @@ class Group:
     in_flight: deque[Transfer] = field(default_factory=deque)  # phased operations, by start
     phased_count: int = 0
     options: dict[tuple[object, ...], object] = field(default_factory=dict)  # of native calls
+    ready: dict[tuple[object, ...], tuple[str, Callable[..., Any]]] = field(default_factory=dict)
     size: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -6,13 +6,15 @@ longer than the call itself. The nccl side has not run on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from collectives.group import Group
+
+Starter = Callable[[Any, Any], Any]  # (tensor, output) -> work
 
 GLOO_OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -90,8 +92,64 @@ def reduce_scatter_uneven(
     return work
 
 
+# Of calls that have been checked before: the options made, the method looked up
+
+
+def ready_all_reduce(group: Group, reduction: str) -> Starter:
+    call, options = _of(group).allreduce, _options("AllreduceOptions", group, reduction)
+    return lambda tensor, output: call([tensor], options)
+
+
+def ready_broadcast(group: Group, root: int) -> Starter:
+    call, options = _of(group).broadcast, _options("BroadcastOptions", group, rootRank=root)
+    return lambda tensor, output: call([tensor], options)
+
+
+def ready_all_gather(group: Group) -> Starter:
+    call = getattr(_of(group), "all_gather_single", None)  # from torch 2.13 on
+    if call is None:
+        return lambda tensor, output: all_gather(group, output.view(-1), tensor.view(-1))
+    return lambda tensor, output: call(_flat(output), _flat(tensor))
+
+
+def ready_reduce_scatter(group: Group, reduction: str) -> Starter:
+    call = getattr(_of(group), "reduce_scatter_single", None)
+    if call is None:
+        return lambda tensor, output: reduce_scatter(group, output.view(-1), tensor.view(-1), reduction)
+    options = _options("ReduceScatterOptions", group, reduction)
+    return lambda tensor, output: call(_flat(output), _flat(tensor), options)
+
+
+def ready_all_to_all(group: Group) -> Starter:
+    call, options = _of(group).alltoall_base, _options("AllToAllOptions", group)
+    return lambda tensor, output: call(_flat(output), _flat(tensor), [], [], options)
+
+
+def ready_scatter(group: Group, root: int) -> Starter:
+    call, options = _of(group).scatter, _options("ScatterOptions", group, rootRank=root)
+    if group.index != root:
+        return lambda tensor, output: call([_flat(output)], [], options)
+    n = group.size
+    return lambda tensor, output: call([_flat(output)], [_flat(tensor).chunk(n)], options)
+
+
+def ready_send(group: Group, place: int, tag: int) -> Starter:
+    call = _of(group).send
+    return lambda tensor, output: call([tensor], place, tag)
+
+
+def ready_recv(group: Group, place: int, tag: int) -> Starter:
+    call = _of(group).recv
+    return lambda tensor, output: call([tensor], place, tag)
+
+
 def barrier(group: Group) -> dist.Work:
     return _of(group).barrier()
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A view costs as much as all checks together: none where the tensor is flat already."""
+    return tensor if tensor.dim() == 1 else tensor.view(-1)
 
 
 def _of(group: Group) -> dist.ProcessGroup:

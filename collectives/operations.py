@@ -39,9 +39,11 @@ from collectives.checks import (
 from collectives.choice import choose
 from collectives.group import Group
 from collectives.traffic import ITEMSIZE, fan_scratch
-from collectives.transfer import Native, Nothing, Transfer
+from collectives.transfer import USER_TAG, Native, Nothing, Started, Transfer
 
 Back = Callable[[], object] | None
+Key = tuple[object, ...]
+MOST_READY = 4096  # kinds of calls that are remembered
 
 
 def all_reduce(
@@ -59,6 +61,9 @@ def all_reduce(
         tensor: any shape, the same on all ranks.
         output: like `tensor`; without it the result replaces `tensor`.
     """
+    key = ("all_reduce", op, algorithm, tensor.dtype, tensor.shape)
+    if output is None and (ready := group.ready.get(key)) and _plain(tensor):
+        return _started(ready, tensor, None, tensor, asynchronous)
     check_tensor(tensor, group, op)
     target = output_like(tensor, output, "all_reduce")
     flat, back = _landing(target)
@@ -68,6 +73,8 @@ def all_reduce(
     if _is_nothing(group, flat.numel()):
         return _begin(Nothing(name, target), asynchronous, back)
     transfer = Native(name, lambda: native.all_reduce(group, flat, op), target)
+    if op != "mean":
+        _remember(group, key, name, lambda: native.ready_all_reduce(group, op))
     _average(transfer, group, op, flat)
     return _begin(transfer, asynchronous, back)
 
@@ -100,9 +107,9 @@ def reduce(
         scratch, buffer = group.scratch.take(elements, tensor.dtype, tensor.device)
         transfer: Transfer = by_hand.FanReduce(group, flat, place, landing, scratch, op)
         transfer.output = target if is_root else None
-        transfer.then.append(lambda: group.scratch.give_back(buffer))
+        transfer.after(lambda: group.scratch.give_back(buffer))
         if landing is not None and op == "mean":
-            transfer.then.append(lambda: landing.div_(group.size))
+            transfer.after(lambda: landing.div_(group.size))
         return _begin(transfer, asynchronous, back)
     # The backend's own writes over its tensor on every rank.
     if is_root:
@@ -131,6 +138,9 @@ def broadcast(
     Args:
         tensor: any shape, the same on all ranks; where `output` is given it matters at the root alone.
     """
+    key = ("broadcast", root, algorithm, tensor.dtype, tensor.shape)
+    if output is None and (ready := group.ready.get(key)) and _plain(tensor):
+        return _started(ready, tensor, None, tensor, asynchronous)
     check_tensor(tensor, group)
     place = place_of(group, root, "root")
     target = output_like(tensor, output, "broadcast")
@@ -144,6 +154,7 @@ def broadcast(
         transfer: Transfer = by_hand.FanBroadcast(group, flat, place, target)
     else:
         transfer = Native(name, lambda: native.broadcast(group, flat, place), target)
+        _remember(group, key, name, lambda: native.ready_broadcast(group, place))
     return _begin(transfer, asynchronous, back)
 
 
@@ -163,6 +174,11 @@ def scatter(
         tensor: at the root, one block of each rank; None elsewhere.
         output: a block; at the root it may be its own block of `tensor`.
     """
+    source = None if tensor is None else (tensor.dtype, tensor.shape)
+    key = ("scatter", root, algorithm, source, output.dtype, output.shape)
+    ready = group.ready.get(key) if sizes is None else None
+    if ready and _plain(output) and (tensor is None or _plain(tensor)):
+        return _started(ready, tensor, output, output, asynchronous)
     dtype = check_tensor(output, group)
     place = place_of(group, root, "root")
     is_root = place == group.index
@@ -178,7 +194,7 @@ def scatter(
     blocks: list[Tensor] = []
     if is_root and tensor is not None:
         blocks = list(tensor.contiguous().view(-1).split(numels))
-        if name == "direct" or _is_nothing(group, sum(numels)):
+        if _is_nothing(group, sum(numels)):
             _copy(flat, blocks[place])
     if _is_nothing(group, sum(numels)):
         return _begin(Nothing(name, output), asynchronous, back)
@@ -187,6 +203,7 @@ def scatter(
         transfer.output = output
     else:
         transfer = Native(name, lambda: native.scatter(group, blocks, flat, place), output)
+        _remember(group, key, name, lambda: native.ready_scatter(group, place))
     return _begin(transfer, asynchronous, back)
 
 
@@ -220,7 +237,7 @@ def gather(
     if is_root and output is not None:
         flat, back = _landing(output)
         blocks = list(flat.split(numels))
-        if name == "direct" or _is_nothing(group, sum(numels)):
+        if _is_nothing(group, sum(numels)):
             _copy(blocks[place], own)
     result = output if is_root else None
     if _is_nothing(group, sum(numels)):
@@ -245,6 +262,9 @@ def all_gather(
 
     `tensor` may be this rank's own block of `output`, which is then in place.
     """
+    key = ("all_gather", algorithm, tensor.dtype, tensor.shape, output.dtype, output.shape)
+    if sizes is None and (ready := group.ready.get(key)) and _plain(tensor) and _plain(output):
+        return _started(ready, tensor, output, output, asynchronous)
     dtype = check_tensor(tensor, group)
     check_same_kind(tensor, output, "all_gather")
     numels = numels_of_blocks("all_gather", "output", output.shape, tensor.shape, group, sizes)
@@ -252,16 +272,16 @@ def all_gather(
     flat, back = _landing(output)
     own = tensor.contiguous().view(-1)
     blocks = list(flat.split(numels))
-    if name == "direct" or _is_nothing(group, sum(numels)):
-        _copy(blocks[group.index], own)
     if _is_nothing(group, sum(numels)):
+        _copy(blocks[group.index], own)
         return _begin(Nothing(name, output), asynchronous, back)
     if name == "direct":
-        transfer: Transfer = by_hand.DirectAllGather(group, blocks, output)
+        transfer: Transfer = by_hand.DirectAllGather(group, blocks, output, own)
     elif _uneven(numels):
         transfer = Native(name, lambda: native.all_gather_uneven(group, blocks, own), output)
     else:
         transfer = Native(name, lambda: native.all_gather(group, flat, own), output)
+        _remember(group, key, name, lambda: native.ready_all_gather(group))
     return _begin(transfer, asynchronous, back)
 
 
@@ -281,6 +301,11 @@ def reduce_scatter(
         tensor: one block of each rank. Without `output` it is stacked, [n, *block], and nothing else.
         output: a block; it may be this rank's own block of `tensor`, which is then in place.
     """
+    key: Key | None = None
+    if output is not None and sizes is None:
+        key = ("reduce_scatter", op, algorithm, tensor.dtype, tensor.shape, output.dtype, output.shape)
+        if (ready := group.ready.get(key)) and _plain(tensor) and _plain(output):
+            return _started(ready, tensor, output, output, asynchronous)
     dtype = check_tensor(tensor, group, op)
     if output is None:
         if tensor.dim() == 0 or tensor.shape[0] != group.size or sizes is not None:
@@ -304,13 +329,15 @@ def reduce_scatter(
         scratch, buffer = group.scratch.take(math.prod(shape), tensor.dtype, tensor.device)
         transfer: Transfer = by_hand.DirectReduceScatter(group, blocks, flat, scratch.view(shape), op)
         transfer.output = output
-        transfer.then.append(lambda: group.scratch.give_back(buffer))
+        transfer.after(lambda: group.scratch.give_back(buffer))
         if op == "mean":
-            transfer.then.append(lambda: flat.div_(group.size))
+            transfer.after(lambda: flat.div_(group.size))
     elif _uneven(numels):
         transfer = Native(name, lambda: native.reduce_scatter_uneven(group, flat, blocks, op), output)
     else:
         transfer = Native(name, lambda: native.reduce_scatter(group, flat, whole, op), output)
+        if key is not None and op != "mean":
+            _remember(group, key, name, lambda: native.ready_reduce_scatter(group, op))
         _average(transfer, group, op, flat)
     return _begin(transfer, asynchronous, back)
 
@@ -332,6 +359,14 @@ def all_to_all(
         output: a block from each rank.
         sizes: rows for each rank, where they differ; then `output_sizes` holds the rows from each rank.
     """
+    key = ("all_to_all", algorithm, tensor.dtype, tensor.shape, output.dtype, output.shape)
+    if (
+        sizes is output_sizes is None
+        and (ready := group.ready.get(key))
+        and _plain(tensor)
+        and _plain(output)
+    ):
+        return _started(ready, tensor, output, output, asynchronous)
     check_tensor(tensor, group)
     check_same_kind(tensor, output, "all_to_all")
     if (sizes is None) != (output_sizes is None):
@@ -364,26 +399,36 @@ def all_to_all(
         _copy(targets[group.index], sources[group.index])
         return _begin(Nothing(name, output), asynchronous, back)
     if name == "direct":
-        _copy(targets[group.index], sources[group.index])
         transfer: Transfer = by_hand.DirectAllToAll(group, sources, targets, output)
     else:
         splits = (received, sent) if uneven else ((), ())
         transfer = Native(name, lambda: native.all_to_all(group, flat, whole, *splits), output)
+        if not uneven:
+            _remember(group, key, name, lambda: native.ready_all_to_all(group))
     return _begin(transfer, asynchronous, back)
 
 
 def send(tensor: Tensor, group: Group, peer: int, *, asynchronous: bool = False) -> Transfer:
     """`tensor` to a rank that receives it; messages of one pair arrive in the order of their sending."""
+    key = ("send", peer, tensor.dtype, tensor.shape)
+    if (ready := group.ready.get(key)) and _plain(tensor):
+        return _started(ready, tensor, None, tensor, asynchronous)
     check_tensor(tensor, group)
     place = other_place(group, peer)
+    _remember(group, key, "direct", lambda: native.ready_send(group, place, USER_TAG))
     return _begin(by_hand.Send(group, tensor.contiguous().view(-1), place), asynchronous)
 
 
 def recv(tensor: Tensor, group: Group, peer: int, *, asynchronous: bool = False) -> Transfer:
     """Into `tensor`, which must have as many elements as the sender's."""
+    key = ("recv", peer, tensor.dtype, tensor.shape)
+    if (ready := group.ready.get(key)) and _plain(tensor):
+        return _started(ready, tensor, None, tensor, asynchronous)
     check_tensor(tensor, group)
+    place = other_place(group, peer)
+    _remember(group, key, "direct", lambda: native.ready_recv(group, place, USER_TAG))
     flat, back = _landing(tensor)
-    transfer = by_hand.Recv(group, flat, other_place(group, peer))
+    transfer = by_hand.Recv(group, flat, place)
     transfer.output = tensor
     return _begin(transfer, asynchronous, back)
 
@@ -424,6 +469,37 @@ def _copy(target: Tensor, source: Tensor) -> None:
         target.copy_(source)
 
 
+def _plain(tensor: Tensor) -> bool:
+    """Contiguous and on the CPU: what gloo takes as it is."""
+    return tensor.is_cpu and tensor.is_contiguous()
+
+
+def _remember(group: Group, key: Key, name: str, prepare: Callable[[], native.Starter]) -> None:
+    """Calls of this kind have been checked, and go to the backend: the next ones start at once.
+
+    Only on gloo, whose own operations take tens of microseconds and are measured against torch's calls.
+    """
+    if group.backend != "gloo":
+        return
+    if len(group.ready) >= MOST_READY:
+        group.ready.clear()
+    group.ready[key] = (name, prepare())
+
+
+def _started(
+    ready: tuple[str, native.Starter],
+    tensor: Tensor | None,
+    target: Tensor | None,
+    output: Tensor,
+    asynchronous: bool,
+) -> Transfer:
+    name, start = ready
+    transfer = Started(name, start(tensor, target), output)
+    if not asynchronous:
+        transfer.wait()
+    return transfer
+
+
 def _landing(output: Tensor) -> tuple[Tensor, Back]:
     """(flat contiguous memory for a result, what brings the result from there to `output`)."""
     if output.is_contiguous():
@@ -434,12 +510,12 @@ def _landing(output: Tensor) -> tuple[Tensor, Back]:
 
 def _average(transfer: Transfer, group: Group, op: str, flat: Tensor) -> None:
     if op == "mean" and not native.averages(group):
-        transfer.then.append(lambda: flat.div_(group.size))
+        transfer.after(lambda: flat.div_(group.size))
 
 
 def _begin(transfer: Transfer, asynchronous: bool, back: Back = None) -> Transfer:
     if back is not None:
-        transfer.then.append(back)
+        transfer.after(back)
     transfer.start()
     if not asynchronous:
         transfer.wait()

@@ -29,6 +29,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 ITEMSIZE = {
     "float64": 8,
@@ -222,7 +224,8 @@ def pieces_of(size_bytes: int, itemsize: int) -> int:
     return -(-size_bytes // (PIECE_BYTES // itemsize * itemsize))
 
 
-def fan_slices(numel: int, itemsize: int, n: int) -> list[list[tuple[int, int]]]:
+@lru_cache(maxsize=256)
+def fan_slices(numel: int, itemsize: int, n: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     """[piece][peer] -> (start, stop) in elements: a slice for each rank but the root, nearest above it first.
 
     A piece is one slice of `PIECE_BYTES` for each of the n-1 peers, the last one what is left.
@@ -233,8 +236,8 @@ def fan_slices(numel: int, itemsize: int, n: int) -> list[list[tuple[int, int]]]
     for start in range(0, numel, step):
         length = min(step, numel - start)
         bounds = [start + length * k // peers for k in range(peers + 1)]
-        cuts.append([(bounds[k], bounds[k + 1]) for k in range(peers)])
-    return cuts
+        cuts.append(tuple(pairwise(bounds)))
+    return tuple(cuts)
 
 
 def fan_scratch(numel: int, itemsize: int, n: int, place: int) -> int:

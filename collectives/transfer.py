@@ -7,7 +7,7 @@ the host; that side has not run on a GPU.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 from torch import Tensor
@@ -28,14 +28,20 @@ class Transfer(abc.ABC):
     backend's own what its algorithm is known to send, and None where nobody has said that.
     """
 
+    # Defaults on the class: an operation of a few microseconds has no time to fill in fields.
+    sent_bytes: int | None = None
+    _then: tuple[Callable[[], object], ...] = ()
+    _works: Sequence[dist.Work] = ()
+    _running = False
+    _ledger: Ledger | None = None
+    _number = -1
+
     def __init__(self, algorithm: str, output: Tensor | None = None) -> None:
         self.algorithm, self.output = algorithm, output
-        self.sent_bytes: int | None = None
-        self.then: list[Callable[[], object]] = []  # run once the result is there
-        self._running = False
-        self._works: list[dist.Work] = []
-        self._ledger: Ledger | None = None
-        self._number = -1
+
+    def after(self, step: Callable[[], object]) -> None:
+        """Have `step` run once the result is there, every time."""
+        self._then = (*self._then, step)
 
     def register(self, ledger: Ledger, identity: str, label: str, group: str) -> None:
         """Count every start of this operation in `ledger`."""
@@ -55,7 +61,7 @@ class Transfer(abc.ABC):
             return
         self._running = False
         self.complete()
-        for step in self.then:
+        for step in self._then:
             step()
 
     @abc.abstractmethod
@@ -66,15 +72,13 @@ class Transfer(abc.ABC):
         """Wait for all messages, and do what is left once they are there."""
         for work in self._works:
             work.wait()
-        self._works = []
+        self._works = ()
 
 
 class Nothing(Transfer):
     """An operation that sends nothing: one rank, or no elements."""
 
-    def __init__(self, algorithm: str, output: Tensor | None = None) -> None:
-        super().__init__(algorithm, output)
-        self.sent_bytes = 0
+    sent_bytes = 0
 
     def post(self) -> list[dist.Work]:
         return []
@@ -97,6 +101,18 @@ class Native(Transfer):
     def post(self) -> list[dist.Work]:
         work = self._launch()
         return [] if work is None else [work]
+
+
+class Started(Transfer):
+    """One call of the backend's own that is under way already, for a single use."""
+
+    def __init__(self, algorithm: str, work: dist.Work, output: Tensor | None) -> None:
+        self.algorithm, self.output = algorithm, output
+        self._works = (work,)
+        self._running = True
+
+    def post(self) -> list[dist.Work]:
+        raise AssertionError("it has started")
 
 
 class Phased(Transfer):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from collectives import operations as wire
@@ -145,6 +145,7 @@ def any_call(draw: st.DrawFn) -> Call:
     deadline=None,
     database=None,
     derandomize=True,
+    phases=[Phase.generate],  # the error names the call, and every failing round costs a pool of ranks
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(calls=st.lists(any_call(), min_size=1, max_size=12))

@@ -240,7 +240,7 @@ class Binder:
             result = scratch[0].view(-1)
             launch = partial(native.reduce_scatter, group, result, partial_sums.view(-1), "sum")
             transfer = Native(self.task.algorithms.reduce_scatter, launch, own, sent)
-            transfer.then.append(partial(own.copy_, result))
+            transfer.after(partial(own.copy_, result))
         return self._started(op, transfer, group.name, least)
 
     def _send(self, op: comm.Send) -> Call:
