@@ -130,7 +130,7 @@ def ready_scatter(group: Group, root: int) -> Starter:
     if group.index != root:
         return lambda tensor, output: call([_flat(output)], [], options)
     n = group.size
-    return lambda tensor, output: call([_flat(output)], [_flat(tensor).chunk(n)], options)
+    return lambda tensor, output: call([_flat(output)], [list(_flat(tensor).chunk(n))], options)
 
 
 def ready_send(group: Group, place: int, tag: int) -> Starter:
