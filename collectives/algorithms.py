@@ -47,10 +47,9 @@ class Direct(Transfer):
         group: Group,
         receives: Messages,
         sends: Messages,
-        output: Tensor | None,
         kept: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        super().__init__("direct", output)
+        super().__init__("direct")
         self.sent_bytes = _bytes(sends)
         self.group = group
         self.kept = kept
@@ -70,20 +69,13 @@ class Direct(Transfer):
 class DirectAllGather(Direct):
     """Every rank sends its own block to every other; it is in place among `blocks`, or is brought there."""
 
-    def __init__(
-        self,
-        group: Group,
-        blocks: Sequence[Tensor],
-        output: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> None:
+    def __init__(self, group: Group, blocks: Sequence[Tensor], own: Tensor | None = None) -> None:
         peers, place = peers_of(group), blocks[group.index]
         source = place if own is None else own
         super().__init__(
             group,
             [(blocks[peer], peer) for peer in peers],
             [(source, peer) for peer in peers],
-            output,
             _kept(place, source),
         )
 
@@ -91,15 +83,12 @@ class DirectAllGather(Direct):
 class DirectAllToAll(Direct):
     """Every rank sends each other the block that is for it, and keeps its own."""
 
-    def __init__(
-        self, group: Group, sent: Sequence[Tensor], received: Sequence[Tensor], output: Tensor | None = None
-    ) -> None:
+    def __init__(self, group: Group, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
         peers = peers_of(group)
         super().__init__(
             group,
             [(received[peer], peer) for peer in peers],
             [(sent[peer], peer) for peer in peers],
-            output,
             _kept(received[group.index], sent[group.index]),
         )
 
@@ -110,22 +99,20 @@ class DirectScatter(Direct):
     def __init__(self, group: Group, blocks: Sequence[Tensor], root: int, output: Tensor) -> None:
         if group.index == root:
             sends = [(blocks[peer], peer) for peer in peers_of(group)]
-            super().__init__(group, [], sends, output, _kept(output.view(-1), blocks[root]))
+            super().__init__(group, [], sends, _kept(output, blocks[root]))
         else:
-            super().__init__(group, [(output.view(-1), root)], [], output)
+            super().__init__(group, [(output, root)], [])
 
 
 class DirectGather(Direct):
     """Every rank sends its block to the root, into `blocks`."""
 
-    def __init__(
-        self, group: Group, own: Tensor, blocks: Sequence[Tensor], root: int, output: Tensor | None
-    ) -> None:
+    def __init__(self, group: Group, own: Tensor, blocks: Sequence[Tensor], root: int) -> None:
         if group.index == root:
             receives = [(blocks[peer], peer) for peer in peers_of(group)]
-            super().__init__(group, receives, [], output, _kept(blocks[root], own))
+            super().__init__(group, receives, [], _kept(blocks[root], own))
         else:
-            super().__init__(group, [], [(own, root)], output)
+            super().__init__(group, [], [(own, root)])
 
 
 def _kept(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -139,7 +126,7 @@ class Send(Direct):
     tag = USER_TAG
 
     def __init__(self, group: Group, tensor: Tensor, peer: int) -> None:
-        super().__init__(group, [], [(tensor, peer)], tensor)
+        super().__init__(group, [], [(tensor, peer)])
         self.sends = [(tensor, peer)]  # also without elements: the peer waits for it
 
 
@@ -149,7 +136,7 @@ class Recv(Direct):
     tag = USER_TAG
 
     def __init__(self, group: Group, tensor: Tensor, peer: int) -> None:
-        super().__init__(group, [(tensor, peer)], [], tensor)
+        super().__init__(group, [(tensor, peer)], [])
         self.receives = [(tensor, peer)]
 
 
@@ -168,7 +155,7 @@ class DirectReduceScatter(Transfer):
         self, group: Group, blocks: Sequence[Tensor], output: Tensor, scratch: Tensor, reduction: str = "sum"
     ) -> None:
         peers, own = peers_of(group), blocks[group.index]
-        super().__init__("direct", output)
+        super().__init__("direct")
         self.sent_bytes = sum(blocks[peer].nbytes for peer in peers)
         self.group, self.combine = group, COMBINE[reduction]
         self.sends = [(piece, peer) for peer in peers for piece in _pieces(blocks[peer])]
@@ -208,7 +195,7 @@ class FanBroadcast(Phased):
     A tree's root sends S in every round.
     """
 
-    def __init__(self, group: Group, tensor: Tensor, root: int, output: Tensor | None = None) -> None:
+    def __init__(self, group: Group, tensor: Tensor, root: int) -> None:
         peers = [(root + distance) % group.size for distance in range(1, group.size)]
         place = (group.index - root) % group.size - 1
         others = [(k, peer) for k, peer in enumerate(peers) if k != place]
@@ -230,7 +217,7 @@ class FanBroadcast(Phased):
                 rest += [(views[k], peer) for k, peer in others if views[k].numel()]
         self.own_count = len(self.first_receives)
         self.first_receives += rest
-        super().__init__("fan", group, output)
+        super().__init__("fan", group)
         self.sent_bytes = _bytes(self.first_sends) + sum(_bytes(messages) for messages in self.passed_on)
 
     def post(self) -> list[dist.Work]:
@@ -306,7 +293,7 @@ class FanReduce(Phased):
             self.steps.append((parts, combined))
         self.root = root
         to_root = sum(combined.nbytes for _, combined in self.steps if combined is not None)
-        super().__init__("fan", group, output)
+        super().__init__("fan", group)
         self.sent_bytes = _bytes(self.sends) + to_root
 
     def post(self) -> list[dist.Work]:

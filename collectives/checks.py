@@ -26,6 +26,10 @@ def check_member(group: Group) -> None:
 def check_tensor(tensor: Tensor, group: Group, op: str | None = None) -> str:
     """The dtype's name, if this group can carry the tensor and do the reduction."""
     check_member(group)
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"a {type(tensor).__name__} cannot be sent; give a tensor")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"a tensor of layout {tensor.layout} cannot be sent; give a dense one")
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         raise ValueError(f"dtype {tensor.dtype} cannot be sent; valid are {', '.join(ITEMSIZE)}")
@@ -43,7 +47,7 @@ def check_tensor(tensor: Tensor, group: Group, op: str | None = None) -> str:
 
 
 def place_of(group: Group, rank: int, key: str) -> int:
-    if rank not in group.ranks:
+    if not isinstance(rank, int) or rank not in group.ranks:
         raise ValueError(f"{key}={rank} is not in group {group.name} of ranks {list(group.ranks)}")
     return group.place(rank)
 
@@ -56,9 +60,11 @@ def other_place(group: Group, peer: int) -> int:
 
 
 def output_like(tensor: Tensor, output: Tensor | None, operation: str) -> Tensor:
+    """Where the result goes: `output`, or `tensor` itself."""
     if output is None:
+        check_output(operation, tensor, tensor)
         return tensor
-    check_same_kind(tensor, output, operation)
+    check_output(operation, output, tensor)
     if output.shape != tensor.shape:
         raise ValueError(
             f"{operation}: output has shape {list(output.shape)} and must have tensor's, {list(tensor.shape)}"
@@ -66,12 +72,48 @@ def output_like(tensor: Tensor, output: Tensor | None, operation: str) -> Tensor
     return output
 
 
-def check_same_kind(tensor: Tensor, output: Tensor, operation: str) -> None:
+def check_output(operation: str, output: Tensor, tensor: Tensor) -> None:
+    """A result can be written there, and is of the tensor's kind."""
+    if not isinstance(output, Tensor):
+        raise ValueError(f"{operation}: output is a {type(output).__name__} and must be a tensor")
+    strides = zip(output.stride(), output.shape, strict=True)
+    if output.numel() and any(step == 0 and size > 1 for step, size in strides):
+        raise ValueError(
+            f"{operation}: the result cannot be written to an expanded tensor of shape {list(output.shape)}, "
+            "whose elements share memory; clone it first"
+        )
     if output.dtype != tensor.dtype or output.device != tensor.device:
         raise ValueError(
             f"{operation}: output is {output.dtype} on {output.device} and must be as the tensor, "
             f"{tensor.dtype} on {tensor.device}"
         )
+
+
+def check_apart(
+    operation: str,
+    tensor: Tensor,
+    output: Tensor,
+    allowed: Tensor | None = None,
+    may_be_equal: bool = False,
+) -> None:
+    """Input and result share no memory, but for `allowed`, a rank's own block, or for all of it.
+
+    What is not contiguous is copied on its way, and cannot be written while it is being sent.
+    """
+    if not (tensor.is_contiguous() and output.is_contiguous()) or not (tensor.numel() and output.numel()):
+        return
+    first, second = tensor.data_ptr(), output.data_ptr()
+    if first + tensor.nbytes <= second or second + output.nbytes <= first:
+        return
+    if may_be_equal and first == second and tensor.numel() == output.numel():
+        return
+    if allowed is not None:
+        own = (allowed.data_ptr(), allowed.numel())
+        if own in ((first, tensor.numel()), (second, output.numel())):
+            return
+    exception = " but for this rank's own block" if allowed is not None else ""
+    exception = " or be the same" if may_be_equal else exception
+    raise ValueError(f"{operation}: tensor and output overlap in memory, and must not{exception}")
 
 
 def check_whole(shape: torch.Size, group: Group, operation: str, key: str) -> None:
@@ -86,8 +128,10 @@ def numels_of_sizes(
     operation: str, key: str, shape: torch.Size, group: Group, sizes: Sequence[int]
 ) -> list[int]:
     """Elements of each block, from rows."""
-    if len(sizes) != group.size or any(size < 0 for size in sizes):
-        raise ValueError(f"{operation}: {key}={list(sizes)} must hold {group.size} sizes of at least 0")
+    if len(sizes) != group.size or any(not isinstance(size, int) or size < 0 for size in sizes):
+        raise ValueError(
+            f"{operation}: {key}={list(sizes)} must hold {group.size} whole numbers of at least 0"
+        )
     if len(shape) == 0 or shape[0] != sum(sizes):
         raise ValueError(
             f"{operation}: {key}={list(sizes)} add up to {sum(sizes)} rows, but the shape is {list(shape)}"

@@ -16,7 +16,7 @@ from collectives.counters import SocketCounter, tcp_connections
 from collectives.scratch import ScratchPool
 
 if TYPE_CHECKING:
-    from collectives.transfer import Transfer
+    from collectives.transfer import Phased
 
 CPU = torch.device("cpu")
 
@@ -33,14 +33,18 @@ class Group:
     device: torch.device = CPU
     wire: SocketCounter | None = None  # the kernel's count of what its own connections sent
     scratch: ScratchPool = field(default_factory=ScratchPool)
-    in_flight: deque[Transfer] = field(default_factory=deque)  # phased operations, by start
+    in_flight: deque[Phased] = field(default_factory=deque)  # phased operations of all groups, by start
     phased_count: int = 0
     options: dict[tuple[object, ...], object] = field(default_factory=dict)  # of native calls
-    ready: dict[tuple[object, ...], tuple[str, Callable[..., Any]]] = field(default_factory=dict)
+    ready: dict[tuple[object, ...], tuple[str, str, Callable[..., Any]]] = field(default_factory=dict)
     size: int = field(init=False)
+    where: str = field(init=False)  # for messages
 
     def __post_init__(self) -> None:
         self.size = len(self.ranks)
+        self.where = f"in group {self.name} of ranks {list(self.ranks)}"
+        if self.index >= 0:
+            self.where += f" on rank {self.ranks[self.index]}"
 
     def place(self, rank: int) -> int:
         """Place of a global rank in this group."""
@@ -78,20 +82,33 @@ class World:
                 timeout=self.timeout,
             )
         everyone = dist.group.WORLD if size > 1 else None
-        self.control = Group("control", tuple(range(size)), rank, "gloo", everyone)
+        self._in_flight: deque[Phased] = deque()
+        self.control = Group("control", tuple(range(size)), rank, "gloo", everyone, in_flight=self._in_flight)
         self._groups: dict[str, Group] = {}
 
     def group(self, name: str, ranks: Sequence[int]) -> Group:
-        """The data group of that name, made on first use."""
-        if name not in self._groups:
-            members = tuple(sorted(set(ranks)))  # as torch orders them, whatever the order given
+        """The data group of that name, made on first use.
+
+        Raises:
+            ValueError: ranks that the world does not have, or others than when the name was first used.
+        """
+        members = tuple(sorted(set(ranks)))  # as torch orders them, whatever the order given
+        if not members or members[0] < 0 or members[-1] >= self.size:
+            raise ValueError(f"group {name}: ranks {list(ranks)} must be some of 0 to {self.size - 1}")
+        known = self._groups.get(name)
+        if known is not None and known.ranks != members:
+            raise ValueError(
+                f"group {name} has ranks {list(known.ranks)}, and {list(members)} need another name"
+            )
+        if known is None:
             process_group, before = None, tcp_connections()
             if len(members) > 1:
                 process_group = dist.new_group(list(members), timeout=self.timeout, backend=self.backend)
             index = members.index(self.rank) if self.rank in members else -1
             wire = SocketCounter(tcp_connections() - before) if self.backend == "gloo" else None
+            own = process_group if index >= 0 else None
             self._groups[name] = Group(
-                name, members, index, self.backend, process_group if index >= 0 else None, self.device, wire
+                name, members, index, self.backend, own, self.device, wire, in_flight=self._in_flight
             )
         return self._groups[name]
 

@@ -43,9 +43,10 @@ LONGEST_S = 2.0
 MOST_ROUNDS = 15
 FEWEST_ROUNDS = 3  # fewer say nothing about the spread
 SMALLEST_BYTES = 1024
+LARGEST_BYTES = 64 * 2**20  # bandwidth hardly changes above, and every size needs memory of its own
 STEP = 4  # from one size to the next
 MOST_CALLS = 10  # of one sample, where a call is short
-TOO_SLOW = 0.05  # share of the time allowed that one call may take before sizes stop growing
+LONGEST_CALL = 0.05  # of the time allowed: sizes stop growing where the next would probably take more
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,14 @@ def load(path: Path) -> LinkCurve:
         raise ValueError(f"{path} is no link curve: it has no curves")
     if data.get("schema") != SCHEMA:
         raise ValueError(f"{path} has schema {data.get('schema')} and must have {SCHEMA}; measure it anew")
+    if not isinstance(data["curves"], list) or not isinstance(data.get("measured"), dict):
+        raise ValueError(f"{path} is no link curve: curves must be a list, and measured a mapping")
     try:
-        return LinkCurve([_curve(entry) for entry in data["curves"]], dict(data["measured"]))
+        curves = [_curve(entry) for entry in data["curves"]]
+        names = [(curve.operation, curve.group_size) for curve in curves]
+        if len(set(names)) < len(names):
+            raise ValueError("an operation stands there twice for one group size")
+        return LinkCurve(curves, data["measured"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is no link curve: {error} is missing or of a wrong kind") from error
     except ValueError as error:
@@ -162,6 +169,8 @@ def _curve(entry: dict[str, Any]) -> Curve:
     name = f"{entry['operation']} on {entry['group_size']} ranks"
     if not points:
         raise ValueError(f"{name} has no points")
+    if type(entry["group_size"]) is not int or entry["group_size"] < 2:
+        raise ValueError(f"group_size={entry['group_size']} must be a whole number of at least 2")
     sizes = [point.size_bytes for point in points]
     if any(type(size) is not int or size <= 0 for size in sizes) or sizes != sorted(set(sizes)):
         raise ValueError(f"{name}: sizes must ascend from above 0, not {sizes}")
@@ -169,13 +178,22 @@ def _curve(entry: dict[str, Any]) -> Curve:
         times = (point.time_s, point.q1_s, point.q3_s)
         if not all(type(value) in (int, float) and math.isfinite(value) and value > 0 for value in times):
             raise ValueError(f"{name}: the times of {point.size_bytes} bytes must be above 0, not {times}")
+        if not point.q1_s <= point.time_s <= point.q3_s:
+            raise ValueError(
+                f"{name}: the times of {point.size_bytes} bytes must be quartiles in order, not {times}"
+            )
+        if type(point.samples) is not int or point.samples < 1 or type(point.algorithm) is not str:
+            raise ValueError(
+                f"{name}: {point.size_bytes} bytes have samples={point.samples} and algorithm="
+                f"{point.algorithm}, and must have a number above 0 and a name"
+            )
     return Curve(str(entry["operation"]), int(entry["group_size"]), points)
 
 
 def curve_sizes(largest_bytes: int) -> list[int]:
-    """Sizes to measure, so that `largest_bytes` lies within."""
+    """Sizes to measure, so that `largest_bytes` lies within, if it is not above `LARGEST_BYTES`."""
     sizes = [SMALLEST_BYTES]
-    while sizes[-1] < largest_bytes:
+    while sizes[-1] < min(largest_bytes, LARGEST_BYTES):
         sizes.append(sizes[-1] * STEP)
     return sizes
 
@@ -190,8 +208,8 @@ def measure_link(
 ) -> LinkCurve:
     """Measure, within about `longest_s` seconds, on all ranks at once; every rank gets the same curve.
 
-    Sizes of an operation stop growing where one call takes too much of the time allowed. All operations and
-    sizes take their turn in every round, so that what disturbs for a moment disturbs all alike.
+    Sizes of an operation stop growing where the next would take too much of the time allowed. All operations
+    and sizes take their turn in every round, so that what disturbs for a moment disturbs all alike.
 
     Args:
         operations: of `bench.Case`, and `send`.
@@ -203,11 +221,11 @@ def measure_link(
     started = time.perf_counter()
     turns: list[_Turn] = []
     for operation in operations:
-        for size in sizes:
+        for size, following in zip(sizes, (*sizes[1:], sizes[-1]), strict=True):
             turn = _Turn(world, group, operation, size, (algorithms or {}).get(operation, "auto"))
             turn.sample(warming=True)
             turns.append(turn)
-            if turn.sample(warming=True) > TOO_SLOW * longest_s:
+            if turn.sample(warming=True) * following / size > LONGEST_CALL * longest_s:
                 break
     for count in range(most_rounds):
         spent_s = max(gather(world, [time.perf_counter() - started])[0])

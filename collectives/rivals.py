@@ -27,9 +27,13 @@ def compare(world: World, case: Case, warmup: int, rounds: int) -> Row:
     A round takes both, the order changing from round to round; its ratio is ours over native, each the
     slowest rank's. `ratio_low` and `ratio_high` bound the median at 95 %.
     """
+    with warnings.catch_warnings():  # around all calls: around each it would take as long as the call
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+        return _compare(world, case, warmup, rounds)
+
+
+def _compare(world: World, case: Case, warmup: int, rounds: int) -> Row:
     group = world.group("world", range(world.size))
-    # Once, not in every call: it takes as long as the call. 2.13 gave two functions other names.
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     # torch's functions for these work in place
     placement = IN_PLACE if case.operation in ("all_reduce", "reduce", "broadcast") else OUT_OF_PLACE
     subject, rival = Subject(case, group, placement), Rival(Subject(case, group, placement))

@@ -25,7 +25,3 @@ class ScratchPool:
     def give_back(self, buffer: Tensor) -> None:
         """The buffer may be taken again."""
         self._free.setdefault((buffer.numel(), buffer.device), []).append(buffer)
-
-    def clear(self) -> None:
-        """Free what nobody uses."""
-        self._free.clear()

@@ -1,4 +1,4 @@
-"""One operation in flight: started, counted, waited for; the same object may run many times.
+"""One operation in flight: started, counted, waited for.
 
 All are asynchronous: `start` posts, `wait` completes. On nccl `wait` orders streams and does not block
 the host; that side has not run on a GPU.
@@ -7,6 +7,7 @@ the host; that side has not run on a GPU.
 from __future__ import annotations
 
 import abc
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
@@ -26,10 +27,15 @@ class Transfer(abc.ABC):
 
     `sent_bytes` is what one call sends: counted from its own messages where they are written by hand, for the
     backend's own what its algorithm is known to send, and None where nobody has said that.
+
+    A plan starts the same object again and again; one that an operation has returned runs once.
     """
 
     # Defaults on the class: an operation of a few microseconds has no time to fill in fields.
+    operation, where = "", ""  # for messages
     sent_bytes: int | None = None
+    single_use = False
+    pending: deque[Phased] | None = None  # operations that wait for this rank to pass something on
     _then: tuple[Callable[[], object], ...] = ()
     _works: Sequence[dist.Work] = ()
     _running = False
@@ -44,28 +50,59 @@ class Transfer(abc.ABC):
         self._then = (*self._then, step)
 
     def register(self, ledger: Ledger, identity: str, label: str, group: str) -> None:
-        """Count every start of this operation in `ledger`."""
+        """Count every start of this operation in `ledger`.
+
+        Raises:
+            ValueError: an operation whose bytes nobody has said.
+        """
+        if self.sent_bytes is None:
+            raise ValueError(f"{identity}: {self.algorithm} cannot be counted without its bytes")
+        self.operation, self.where = identity, f"in group {group}"
         self._ledger, self._number = ledger, ledger.register(Entry(identity, label, group, self.algorithm))
 
     def start(self) -> None:
-        """Post it; returns at once."""
-        self._works = self.post()
+        """Post it; returns at once.
+
+        Raises:
+            ValueError: it is under way, or was for a single use.
+            RuntimeError: a peer is gone; names the operation.
+        """
+        if self._running or self.single_use:
+            reason = "is under way: wait for it first" if self._running else "has run: call it again"
+            raise ValueError(f"{self.operation or self.algorithm} {reason}")
+        try:
+            self._works = self.post()
+        except RuntimeError as error:
+            raise self._failed(error) from error
         self._running = True
         if self._ledger is not None:
-            assert self.sent_bytes is not None
+            assert self.sent_bytes is not None  # register saw to it
             self._ledger.record(self._number, self.sent_bytes)
 
     def wait(self) -> None:
-        """Complete it: the result is there, and buffers may be written again. A second wait does nothing."""
+        """Complete it: the result is there, and buffers may be written again. A second wait does nothing.
+
+        Raises:
+            RuntimeError: a peer is gone, or did not come in time; names the operation.
+        """
+        if self.pending:
+            complete_all(self.pending)  # a peer may need their messages before it comes here
+        self.finish()
+
+    def finish(self) -> None:
+        """`wait`, without looking after others."""
         if not self._running:
             return
         self._running = False
-        self.complete()
+        try:
+            self.complete()
+        except RuntimeError as error:
+            raise self._failed(error) from error
         for step in self._then:
             step()
 
     @abc.abstractmethod
-    def post(self) -> list[dist.Work]:
+    def post(self) -> Sequence[dist.Work]:
         """Start the messages that need nothing received first."""
 
     def complete(self) -> None:
@@ -74,14 +111,20 @@ class Transfer(abc.ABC):
             work.wait()
         self._works = ()
 
+    def _failed(self, error: RuntimeError) -> RuntimeError:
+        return RuntimeError(
+            f"{self.operation or self.algorithm} {self.where} did not complete; a peer has died, or did not "
+            f"come to it in time: {error}"
+        )
+
 
 class Nothing(Transfer):
     """An operation that sends nothing: one rank, or no elements."""
 
     sent_bytes = 0
 
-    def post(self) -> list[dist.Work]:
-        return []
+    def post(self) -> Sequence[dist.Work]:
+        return ()
 
 
 class Native(Transfer):
@@ -98,28 +141,34 @@ class Native(Transfer):
         self.sent_bytes = sent_bytes
         self._launch = launch
 
-    def post(self) -> list[dist.Work]:
+    def post(self) -> Sequence[dist.Work]:
         work = self._launch()
-        return [] if work is None else [work]
+        return () if work is None else (work,)
 
 
 class Started(Transfer):
-    """One call of the backend's own that is under way already, for a single use."""
+    """One call of the backend's own that is under way already."""
 
-    def __init__(self, algorithm: str, work: dist.Work, output: Tensor | None) -> None:
-        self.algorithm, self.output = algorithm, output
+    single_use = True
+
+    def __init__(
+        self, operation: str, algorithm: str, work: dist.Work, output: Tensor | None, group: Group
+    ) -> None:
+        self.operation, self.algorithm, self.output = operation, algorithm, output
+        self.where, self.pending = group.where, group.in_flight
         self._works = (work,)
         self._running = True
 
-    def post(self) -> list[dist.Work]:
+    def post(self) -> Sequence[dist.Work]:
         raise AssertionError("it has started")
 
 
 class Phased(Transfer):
     """An operation in which a rank passes on what it has received, when it is waited for.
 
-    Two ranks that wait for two such operations in different orders would wait for each other; so waiting
-    for one first completes those of the group that started before it.
+    A rank that waited for something else, while a peer waits for what it should pass on, would wait for
+    ever. So every wait of an operation first completes, in the order in which they started, the phased
+    ones that are under way in any group of the world.
     """
 
     def __init__(self, algorithm: str, group: Group, output: Tensor | None = None) -> None:
@@ -129,15 +178,22 @@ class Phased(Transfer):
 
     def start(self) -> None:
         group = self.group
+        while len(group.in_flight) >= PHASED_TAGS:  # the next tag is still somebody's
+            group.in_flight.popleft().finish()
         self.tag = FIRST_PHASED_TAG + group.phased_count % PHASED_TAGS
+        super().start()
         group.phased_count += 1
         group.in_flight.append(self)
-        super().start()
 
     def wait(self) -> None:
         while self._running:
-            first = self.group.in_flight.popleft()
-            Transfer.wait(first)
+            self.group.in_flight.popleft().finish()
+
+
+def complete_all(pending: deque[Phased]) -> None:
+    """Complete phased operations in the order in which they started."""
+    while pending:
+        pending.popleft().finish()
 
 
 def send(group: Group, tensor: Tensor, peer: int, tag: int) -> dist.Work:

@@ -80,7 +80,7 @@ def rows_of(world: World, cases: list[Case]) -> list[Any]:
     return [measure(world, case, placement, 1, 2, True) for case in cases for placement in PLACEMENTS]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_nothing_is_wrong_in_any_operation(ranks: RankPools, n: int) -> None:
     cases = [
         Case(operation, 4000, dtype, reduction, n - 1, algorithm)
@@ -157,13 +157,10 @@ def test_a_broken_algorithm_is_caught(ranks: RankPools) -> None:
     assert 80 <= wrong[0]["reduce_scatter"] <= 100
     assert 240 <= wrong[0]["reduce"] <= 300
     assert wrong[0]["all_to_all"] == wrong[0]["all_reduce"] == 0
-    # 100 elements to rank 0 that were for rank 2: they differ everywhere, by 100 * 3 modulo 7.
-    assert ranks[3].run(broken, "sends its first message twice")[0] == {
-        "reduce_scatter": 0,
-        "reduce": 0,
-        "all_to_all": 100,
-        "all_reduce": 0,
-    }
+    # 100 elements to rank 0 that were for rank 2: one in seven is equal by chance.
+    wrong = ranks[3].run(broken, "sends its first message twice")[0]
+    assert 75 <= wrong.pop("all_to_all") <= 96
+    assert wrong == {"reduce_scatter": 0, "reduce": 0, "all_reduce": 0}
 
 
 def poisoned(world: World) -> dict[str, int]:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from collectives.link import Curve, LinkCurve, Point
 from tests.test_config import CONF, composed
 from trainer.config import ClusterConfig, InputError, RunConfig, Tier
-from trainer.machine import measure_machine
+from trainer.machine import ladder_with_network, measure_machine
 
 GPU_CLUSTERS = ("a100", "h100", "h200", "b200", "gb200_nvl72")
 
@@ -318,3 +319,17 @@ def test_this_machine_is_measured() -> None:
     if memory.bandwidth_GBps_read_plus_write is not None:
         # Between an old laptop under heavy load and the fastest socket there is.
         assert 0.1 < memory.bandwidth_GBps_read_plus_write < 2000
+
+
+def test_the_networks_rate_comes_from_the_link_curve() -> None:
+    """1 MB among 2 ranks in 1 ms: each sends half of a gathered S, and S of a message."""
+    tiers = [Tier("memory", size_bytes=8), Tier("network")]
+    point = Point(10**6, "direct", 1e-3, 1e-3, 1e-3, 3)
+    curve = LinkCurve(
+        [Curve("all_gather", 2, (point,)), Curve("send", 2, (point,))], {"world_size": 2, "backend": "gloo"}
+    )
+    memory, network = ladder_with_network(tiers, curve)
+    assert memory == tiers[0]
+    assert network.bandwidth_GBps_per_direction == pytest.approx(1.0)
+    assert network.source == "link curve: send between 2 ranks, gloo"
+    assert ladder_with_network(tiers, LinkCurve([], {})) == tiers

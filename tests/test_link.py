@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from collectives import link as link_module
 from collectives.bench import Case, Subject
 from collectives.group import World
 from collectives.link import Curve, LinkCurve, Point, curve_sizes, load, measure_link
@@ -24,6 +25,7 @@ def point(size_bytes: int, time_s: float) -> Point:
 
 
 CURVE = Curve("all_reduce", 4, (point(1000, 1e-3), point(100_000, 1e-2), point(10**7, 0.1)))
+HERE = {"backend": "gloo", "device": "cpu"}
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,13 @@ def damaged(**changes: Any) -> str:
         (damaged(curves=[{"operation": "all_reduce"}]), "'points' is missing"),
         (damaged(curves=[{"operation": "x", "group_size": 2, "points": []}]), "x on 2 ranks has no points"),
         (damaged(colour=3), "colour"),
+        (damaged(q1_s=0.5), "quartiles in order"),
+        (damaged(samples=-4), "samples=-4"),
+        (damaged(algorithm=7), "algorithm=7"),
+        (damaged(curves=3), "curves must be a list"),
+        (damaged(measured=[]), "measured a mapping"),
+        (json.dumps(LinkCurve([CURVE], {}).to_json()).replace("4,", "1,"), "group_size=1 must be"),
+        (damaged(curves=LinkCurve([CURVE], {}).to_json()["curves"] * 2), "stands there twice"),
     ],
 )
 def test_files_that_are_no_curve_are_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -164,25 +173,23 @@ def test_a_measured_curve_is_the_same_on_all_ranks(ranks: RankPools, size: int) 
 
 def slow(world: World) -> list[int]:
     """Job: sizes that were measured where a call takes longer the larger it is."""
-    import time
+    sample = link_module._Turn.sample
 
-    run = Subject.run
+    def slower(turn: link_module._Turn, warming: bool = False) -> float:
+        sample(turn, warming)
+        return turn.size_bytes * 2e-6
 
-    def slower(subject: Subject, asynchronous: bool = False) -> Any:
-        time.sleep(subject.size_bytes / 1e6)
-        return run(subject, asynchronous)
-
-    Subject.run = slower  # type: ignore[method-assign]
+    link_module._Turn.sample = slower  # type: ignore[method-assign]
     try:
-        link = measure_link(world, ["all_reduce"], [1000, 10_000, 50_000, 400_000], longest_s=0.4)
+        link = measure_link(world, ["all_reduce"], [400, 1600, 6400, 25_600, 102_400], longest_s=2.0)
     finally:
-        Subject.run = run  # type: ignore[method-assign]
+        link_module._Turn.sample = sample  # type: ignore[method-assign]
     return [p.size_bytes for p in link.curve("all_reduce", world.size).points]
 
 
 def test_sizes_stop_growing_where_the_link_is_slow(ranks: RankPools) -> None:
-    """50,000 bytes take 50 ms, more than 5 % of 0.4 s; 400,000 would take the whole of it."""
-    assert ranks[2].run(slow) == [[1000, 10_000, 50_000]] * 2
+    """25,600 bytes take 51 ms, so that 102,400 would take 205, over 5 % of 2 s."""
+    assert ranks[2].run(slow) == [[400, 1600, 6400, 25_600]] * 2
 
 
 def test_one_rank_has_no_link(ranks: RankPools) -> None:
@@ -258,7 +265,7 @@ def test_measuring_can_be_switched_off(ranks: RankPools) -> None:
 
 def test_a_run_takes_the_curve_that_it_is_given(ranks: RankPools, tmp_path: Path) -> None:
     path = tmp_path / "link_curve.json"
-    LinkCurve([replace(CURVE, group_size=2)], {}).save(path)
+    LinkCurve([replace(CURVE, group_size=2)], HERE).save(path)
     expected = [("all_reduce", "ring", [1000, 100_000, 10**7])]
     assert ranks[2].run(obtained, run_config("ddp", link_curve=str(path))) == [expected] * 2
 
@@ -270,13 +277,18 @@ def test_a_run_takes_the_curve_that_it_is_given(ranks: RankPools, tmp_path: Path
         ("ddp", "{", "is not JSON"),
         (
             "ddp",
-            json.dumps(LinkCurve([CURVE], {}).to_json()),
+            json.dumps(LinkCurve([CURVE], HERE).to_json()),
             "no all_reduce on 2 ranks; it has all_reduce on 4",
         ),
         (
             "pipeline",
-            json.dumps(LinkCurve([replace(CURVE, group_size=2)], {}).to_json()),
+            json.dumps(LinkCurve([replace(CURVE, group_size=2)], HERE).to_json()),
             "no send on 2 ranks",
+        ),
+        (
+            "ddp",
+            json.dumps(LinkCurve([CURVE], {"backend": "nccl", "device": "cuda"}).to_json()),
+            "measured with backend=nccl, and this run has gloo",
         ),
     ],
 )

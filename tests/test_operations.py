@@ -328,7 +328,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_sent(ranks: RankPools) -
             ("[4, 2]", "[3, *block]"),
             ("[]", "[3, *block]"),
             ("[4, 2]", "[3, 2]", "[6]"),
-            ("sizes=[1, 1, 1, 1]", "3 sizes"),
+            ("sizes=[1, 1, 1, 1]", "3 whole numbers"),
             ("[7]", "[3, 2]", "[6]"),
             ("algorithm=native", "unequal", "direct"),
             ("[4]", "multiple of 3"),
@@ -344,3 +344,185 @@ def test_what_cannot_be_done_is_said_before_anything_is_sent(ranks: RankPools) -
     ):
         for part in parts:
             assert part in text, (part, text)
+
+
+# Operations that are given up, started again, or waited for in an odd order
+
+
+def phased_and_blocking(world: World) -> list[float]:
+    """Job: rank 0 completes a phased reduction before it reduces; the others only afterwards."""
+    group = world.group("world", range(world.size))
+    other = world.group("other", range(world.size))
+    found = []
+    for k, second in enumerate((group, other, group)):
+        summed = torch.full((3,), float(world.rank + k))
+        total = torch.ones(2)
+        reduced = wire.reduce(summed, group, 0, output=torch.zeros(3), algorithm="fan", asynchronous=True)
+        sent = wire.broadcast(torch.full((3,), float(k)), second, 1, algorithm="fan", asynchronous=True)
+        if world.rank == 0:
+            reduced.wait()
+            sent.wait()
+            wire.all_reduce(total, second)
+        else:
+            wire.all_reduce(total, second)
+            sent.wait()
+            reduced.wait()
+        wire.barrier(second)
+        found.append(float(total[0]) + (float(reduced.output[0]) if reduced.output is not None else 0.0))
+    return found
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_whoever_waits_first_is_not_left_alone(ranks: RankPools, size: int) -> None:
+    """A rank that waits in another operation still passes on what a peer's reduction needs."""
+    results = ranks[size].run(phased_and_blocking)
+    sums = [sum(rank + k for rank in range(size)) for k in range(3)]
+    assert results[0] == [size + total for total in sums]
+    assert results[1:] == [[size] * 3] * (size - 1)
+
+
+def more_than_the_tags(world: World) -> int:
+    """Job: wrong results of more phased operations than there are tags, the root changing on the way."""
+    group = world.group("world", range(3))
+    made = []
+    for k in range(1100):
+        root = 0 if k < 1024 else 2
+        tensor = torch.full((4,), float(k + world.rank))
+        made.append(
+            wire.reduce(tensor, group, root, output=torch.zeros(4), algorithm="fan", asynchronous=True)
+        )
+    wrong = 0
+    for k, transfer in enumerate(made):
+        transfer.wait()
+        if transfer.output is not None:
+            wrong += transfer.output.tolist() != [3 * k + 3] * 4
+    return wrong
+
+
+def test_tags_are_not_lent_twice(ranks: RankPools) -> None:
+    assert ranks[3].run(more_than_the_tags) == [0, 0, 0]
+
+
+def started_again(world: World) -> list[str]:
+    """Job: what is said where an operation is started again."""
+    group = world.group("world", range(world.size))
+    said = []
+    for make in (
+        lambda: wire.reduce_scatter(torch.ones(world.size, 2), group, algorithm="direct"),
+        lambda: wire.all_reduce(torch.ones(2), group),
+        lambda: wire.all_reduce(torch.ones(2), group),
+        lambda: wire.reduce(torch.ones(2), group, 0, asynchronous=True),
+    ):
+        transfer = make()
+        try:
+            transfer.start()
+        except ValueError as error:
+            said.append(str(error))
+        transfer.wait()
+        transfer.wait()
+    first = wire.reduce_scatter(torch.ones(world.size, 4), group, algorithm="direct", asynchronous=True)
+    second = wire.reduce_scatter(torch.ones(world.size, 4) * 2, group, algorithm="direct", asynchronous=True)
+    second.wait()
+    first.wait()
+    assert first.output is not None and first.output.tolist() == [world.size] * 4
+    assert second.output is not None and second.output.tolist() == [2 * world.size] * 4
+    return said
+
+
+def test_an_operation_runs_once(ranks: RankPools) -> None:
+    assert ranks[2].run(started_again)[1] == [
+        "reduce_scatter has run: call it again",
+        "all_reduce has run: call it again",
+        "all_reduce has run: call it again",
+        "reduce is under way: wait for it first",
+    ]
+
+
+# Tensors that are more than numbers
+
+
+def parameters(world: World) -> dict[str, list[float]]:
+    """Job: parameters of a model as inputs and results."""
+    group, n = world.group("world", range(world.size)), world.size
+
+    def parameter(*shape: int) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.full(shape, float(world.rank + 1)))
+
+    reduced, whole, own = parameter(2), torch.zeros(2 * n), torch.zeros(2)
+    wire.all_reduce(reduced, group, op="mean")
+    wire.all_gather(parameter(2), group, output=whole, algorithm="direct")
+    wire.reduce_scatter(parameter(n, 2), group, output=own, algorithm="direct")
+    sent = parameter(2)
+    wire.broadcast(sent, group, 1)
+    root = wire.reduce(parameter(2), group, 0, output=parameter(2), algorithm="fan").output
+    assert isinstance(reduced, torch.nn.Parameter) and reduced.requires_grad
+    found = {"reduced": reduced, "whole": whole, "own": own, "sent": sent}
+    found.update({} if root is None else {"root": root})
+    return {name: tensor.tolist() for name, tensor in found.items()}
+
+
+def test_parameters_are_tensors(ranks: RankPools) -> None:
+    first, second = ranks[2].run(parameters)
+    assert first.pop("root") == [3, 3]
+    expected = {"reduced": [1.5, 1.5], "whole": [1, 1, 2, 2], "own": [3, 3], "sent": [2, 2]}
+    assert first == second == expected
+
+
+def overlapping(world: World) -> list[str]:
+    """Job: what is said of memory that is input and result at once; then what may be."""
+    group, n = world.group("world", range(world.size)), world.size
+    memory = torch.arange(24.0)
+    blocks = memory[: 2 * n].view(n, 2)
+    other = (group.index + 1) % n
+    expanded = torch.ones(1).expand(4)
+    said = []
+    for call in (
+        lambda: world.rank == 0 and wire.reduce(memory[:8], group, 0, output=memory[4:12]),
+        lambda: wire.all_reduce(memory[:8], group, output=memory[4:12]),
+        lambda: wire.all_to_all(memory[: 2 * n], group, output=memory[: 2 * n]),
+        lambda: wire.reduce_scatter(blocks, group, output=blocks[other]),
+        lambda: wire.all_gather(blocks[other], group, output=memory[: 2 * n]),
+        lambda: wire.all_reduce(expanded, group),
+        lambda: wire.recv(expanded, group, group.ranks[other]),
+        lambda: wire.all_reduce(None, group),  # type: ignore[arg-type]
+        lambda: wire.all_reduce(torch.eye(2).to_sparse(), group),
+        lambda: wire.all_gather(torch.ones(2), group, output=torch.ones(2 * n), sizes=[2.0] * n),  # type: ignore[list-item]
+        lambda: world.group("world", [0]),
+        lambda: world.group("outside", [0, n]),
+    ):
+        try:
+            call()
+            said.append("nothing")
+        except ValueError as error:
+            said.append(str(error))
+    wire.all_reduce(memory[:2], group, output=memory[:2])
+    total = torch.ones(1)
+    wire.all_reduce(total, group)
+    assert total.item() == n and memory[:2].tolist() == [0, n]
+    return said
+
+
+def test_memory_that_overlaps_is_refused(ranks: RankPools) -> None:
+    said = ranks[2].run(overlapping)
+    for rank, sentences in enumerate(said):
+        reduced_to_root, reduced, exchanged, scattered, gathered, *others = sentences
+        assert ("overlap" in reduced_to_root) == (rank == 0)  # only the root writes
+        assert "all_reduce: tensor and output overlap" in reduced
+        assert exchanged == "all_to_all: tensor and output overlap in memory, and must not"
+        own = "overlap in memory, and must not but for this rank's own block"
+        assert scattered == f"reduce_scatter: tensor and output {own}"
+        assert gathered == f"all_gather: tensor and output {own}"
+        for text, part in zip(
+            others,
+            (
+                "expanded",
+                "expanded",
+                "a NoneType cannot be sent",
+                "layout",
+                "whole numbers",
+                "another name",
+                "0 to 1",
+            ),
+            strict=True,
+        ):
+            assert part in text

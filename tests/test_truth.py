@@ -285,8 +285,20 @@ ODD: dict[str, tuple[Case, tuple[str, ...], tuple[int, ...]]] = {
 }
 
 
+SLOW = (
+    "widths",
+    "batch 128 as 4 of 32",
+    "last batch of 1, 4 microbatches",
+    "rows of whole pages",
+    "no overlap, clipped",
+    "batch 10 on 4 ranks",
+)
+
+
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ODD]
+)
 def test_odd_sizes_and_options_equal_the_truth(ranks: RankPools, name: str) -> None:
     case, splits, sizes = ODD[name]
     cases = [

@@ -72,7 +72,10 @@ def _check_algorithms(bench: BenchSection) -> None:
 def _check_memory(config: BenchRun, local_ranks: int) -> None:
     available = available_bytes()
     assert config.world_size is not None
-    needs = [(bytes_needed(case, config.world_size) * local_ranks, case) for case in cases(config.bench)]
+    copies = 1 if config.bench.against is None else 2  # the rival has tensors of its own
+    needs = [
+        (bytes_needed(case, config.world_size) * copies * local_ranks, case) for case in cases(config.bench)
+    ]
     needed, case = max(needs, key=lambda pair: pair[0])
     if available is None or needed <= available:
         return

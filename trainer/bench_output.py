@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
@@ -21,11 +22,13 @@ from trainer.bench_plot import write_plot
 from trainer.bench_report import BenchTable, make_report, write
 from trainer.bench_rows import Row, flat
 from trainer.comparison_report import processor
+from trainer.config import Tier
 from trainer.refusals import hide
-from trainer.sinks import as_record, open_folder, tell_wandb
+from trainer.sinks import as_record, open_folder, tell_wandb, write_atomically
 
 ROWS_FILE = "bench.jsonl"
 PLOT_FILE = "bandwidth.html"
+MACHINE_FILE = "machine.json"
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +75,11 @@ class BenchOutput:
     def path(self) -> Path:
         """The run's folder."""
         return self._folder.path
+
+    def keep_machine(self, tiers: Sequence[Tier]) -> None:
+        """This machine's memory ladder, as the files in conf/cluster have others'."""
+        ladder = {"name": "local", "tiers": [asdict(tier) for tier in tiers]}
+        write_atomically(self.path / MACHINE_FILE, json.dumps(ladder, indent=1) + "\n")
 
     def write(self, row: Row) -> None:
         """Prints and keeps a row."""

@@ -93,8 +93,8 @@ def totals(rows: Sequence[Row]) -> Row:
 def failures(rows: Sequence[Row], bench: BenchSection) -> list[str]:
     """A sentence for each measurement with wrong values, then for each below `bench.min_busbw`.
 
-    The gate looks at the largest size of each operation alone. Where there is no bus bandwidth there is
-    nothing to compare; `BenchRun.check_world` has refused a gate on one rank.
+    The gate looks at the largest size of each operation and dtype alone. Where there is no bus bandwidth
+    there is nothing to compare; `BenchRun.check_world` has refused a gate on one rank.
     """
     sentences = [
         f"{described(row, placement)} gave {found['wrong']:,} wrong values"
@@ -102,12 +102,13 @@ def failures(rows: Sequence[Row], bench: BenchSection) -> list[str]:
         for placement, found in measurements(row)
         if found["wrong"]
     ]
-    largest: dict[str, int] = {}
+    largest: dict[tuple[str, str], int] = {}
     for row in rows:
-        largest[row["operation"]] = max(row["size_bytes"], largest.get(row["operation"], 0))
+        kind = (row["operation"], row["dtype"])  # a dtype may cut a size to other whole elements
+        largest[kind] = max(row["size_bytes"], largest.get(kind, 0))
     for row in rows:
         least = bench.least_busbw(row["operation"])
-        if least is None or row["size_bytes"] < largest[row["operation"]]:
+        if least is None or row["size_bytes"] < largest[row["operation"], row["dtype"]]:
             continue
         for placement, found in measurements(row):
             if found["busbw_GBps"] is not None and found["busbw_GBps"] < least:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from collectives.bench import Case, measure
 from collectives.group import World, choose_backend
-from collectives.link import measure_link
+from collectives.link import LARGEST_BYTES, measure_link
 from collectives.rivals import compare
 from collectives.traffic import algorithms_of
 from trainer.bench_cases import cases
@@ -22,6 +22,7 @@ from trainer.control import gather_numbers
 from trainer.device import choose_device, rank_device
 from trainer.errors import InputError, Stopped
 from trainer.link import FILE as LINK_FILE
+from trainer.machine import ladder_with_network, measure_machine
 from trainer.rank import wait_for
 from trainer.signals import StopFlag
 
@@ -123,11 +124,12 @@ def _measure_link(config: BenchRun, world: World, output: BenchOutput | None) ->
     if world.size == 1 or bench.link_curve_s == 0:
         return
     algorithms = asdict(algorithms_of(world.backend, "auto"))
-    curve = measure_link(
-        world, CURVE_OPERATIONS, bench.sizes_bytes(), algorithms, bench.link_curve_s, bench.iterations
-    )
+    sizes = [size for size in bench.sizes_bytes() if size <= LARGEST_BYTES] or [LARGEST_BYTES]
+    curve = measure_link(world, CURVE_OPERATIONS, sizes, algorithms, bench.link_curve_s, bench.iterations)
     if output is not None:
         curve.save(output.path / LINK_FILE)
+        if config.cluster.name == "local":
+            output.keep_machine(ladder_with_network(measure_machine(), curve))
 
 
 def _measure(config: BenchRun, world: World, case: Case) -> Row | None:

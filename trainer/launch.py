@@ -42,6 +42,7 @@ __all__ = ["Place", "StopFlag", "dismiss", "follow", "launch"]
 PLAN_KEY = "plan"
 LONGEST_START_S = 600.0  # ranks may start far apart on a busy cluster
 DISMISS_S = 30.0
+MOST_RANKS_PER_CORE = 32  # each is a process of its own, with torch in it
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ def launch(config: JobConfig, worker: str | None = None) -> int:
         print_plan(config)
         return 0
     local_ranks = place.local_world_size if place else config.world_size
+    if place is None:
+        _check_ranks(local_ranks)
     if config.preflight is not None:
         load_function(config.preflight)(config, local_ranks)
     _warn(local_ranks)
@@ -150,6 +153,20 @@ def _with_world_size(config: JobConfig, place: Place | None) -> JobConfig:
     world_size = place.world_size if place is not None else config.world_size or config.default_world_size
     config.check_world(world_size)
     return replace(config, world_size=world_size)
+
+
+def _check_ranks(local_ranks: int) -> None:
+    """Refuse more ranks than can ever start here.
+
+    Raises:
+        InputError: fewer would do.
+    """
+    most = MOST_RANKS_PER_CORE * cores()
+    if local_ranks > most:
+        raise InputError(
+            f"world_size={local_ranks} is more than the {most} ranks that {cores()} cores are given at most; "
+            "take fewer, or start them on several machines with torchrun"
+        )
 
 
 def _warn(local_ranks: int) -> None:

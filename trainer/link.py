@@ -33,6 +33,12 @@ def check_link_file(plan: Plan) -> None:
     if path is None or plan.world_size == 1:
         return
     curve = _load(path)
+    for key, own in (("backend", plan.backend), ("device", plan.device_type)):
+        if curve.measured.get(key) != own:
+            raise InputError(
+                f"collectives.link_curve={path} was measured with {key}={curve.measured.get(key)}, and this "
+                f"run has {own}; measure it anew, or leave it null"
+            )
     for schedule in plan.schedules(plan.batch_rows[0]):
         for operation in largest_messages(schedule):
             try:

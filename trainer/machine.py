@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from collectives.link import LinkCurve
 from trainer.config import Tier
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -43,6 +45,21 @@ def measure_machine(cpus: Path = _CPUS, meminfo: Path = _MEMINFO) -> list[Tier]:
     )
     network = Tier(name="network", scope="between machines", source="left to the link curve")
     return [*(_tier(level, nearest.get(level)) for level in (1, 2, 3)), memory, network]
+
+
+def ladder_with_network(tiers: Sequence[Tier], curve: LinkCurve) -> list[Tier]:
+    """The ladder with the network's rate from a link curve: the best bus bandwidth of any operation on it."""
+    rates = {own.operation: own.bandwidth_GBps for own in curve.curves.values()}
+    if not rates:
+        return list(tiers)
+    best = max(rates, key=lambda operation: rates[operation])
+    source = f"link curve: {best} between {curve.measured['world_size']} ranks, {curve.measured['backend']}"
+    return [
+        replace(tier, bandwidth_GBps_per_direction=rates[best], source=source)
+        if tier.name == "network"
+        else tier
+        for tier in tiers
+    ]
 
 
 @dataclass(frozen=True)

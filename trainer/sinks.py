@@ -274,7 +274,7 @@ def host_environment() -> dict[str, Any]:
 
 def _git_commit() -> str | None:
     try:
-        command = ["git", "rev-parse", "HEAD"]
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
         found = subprocess.run(command, capture_output=True, text=True, timeout=2, check=True)
     except (OSError, subprocess.SubprocessError):
         return None

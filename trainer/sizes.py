@@ -17,6 +17,7 @@ UNITS = {
     "MiB": 2**20,
     "GiB": 2**30,
 }
+MOST_SIZES = 1000
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
@@ -38,10 +39,19 @@ def read_size(text: str, key: str) -> int:
 
 
 def sweep(least: int, most: int, factor: float) -> list[int]:
-    """Sizes from `least` up, each `factor` times the last and rounded down, as far as `most`."""
-    sizes = []
+    """Sizes from `least` up, each `factor` times the last and rounded down, as far as `most`.
+
+    Raises:
+        InputError: more sizes than anybody waits for.
+    """
+    sizes: list[int] = []
     size = least
     while size <= most:
+        if len(sizes) == MOST_SIZES:
+            raise InputError(
+                f"bench.factor={factor} makes more than {MOST_SIZES:,} sizes from {least:,} to {most:,} "
+                "bytes; take a larger one"
+            )
         sizes.append(size)
         size = max(size + 1, int(size * Fraction(factor)))
     return sizes
