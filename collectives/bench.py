@@ -30,7 +30,7 @@ ROOTED = ("broadcast", "reduce", "scatter", "gather")
 SHARDED = ("all_gather", "reduce_scatter", "scatter", "gather", "all_to_all")
 ONLY_OUT_OF_PLACE = ("all_to_all", "send_recv", "barrier")
 
-SAMPLE_S = 1e-3  # calls are repeated until a sample takes this long: the skew of a barrier is noise then
+SAMPLE_S = 5e-3  # calls are repeated until a sample takes this long: the skew of a barrier is noise then
 MOST_CALLS = 100
 CHECK_CHUNK = 2**20  # elements compared at a time
 POISON = 99

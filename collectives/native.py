@@ -100,6 +100,13 @@ def ready_all_reduce(group: Group, reduction: str) -> Starter:
     return lambda tensor, output: call([tensor], options)
 
 
+def ready_reduce(group: Group, reduction: str, root: int) -> Starter:
+    call, options = _of(group).reduce, _options("ReduceOptions", group, reduction, rootRank=root)
+    if group.index == root:
+        return lambda tensor, output: call([tensor], options)
+    return lambda tensor, output: call([tensor.clone()], options)  # it is written over
+
+
 def ready_broadcast(group: Group, root: int) -> Starter:
     call, options = _of(group).broadcast, _options("BroadcastOptions", group, rootRank=root)
     return lambda tensor, output: call([tensor], options)

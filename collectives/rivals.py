@@ -133,22 +133,27 @@ class Rival:
 def _host_added(world: World, subject: Subject, rival: Rival) -> float:
     """Seconds of the calling thread that starting ours takes beyond torch's: the worst rank's median.
 
-    Time on the processor: on the clock, the backend's own threads, which the call wakes, would count as well.
+    Of a call that follows another one, and as time on the processor: on the clock, the backend's own
+    threads, which a call wakes, would count as well.
     """
     differences = []
     for turn in range(HOST_CALLS):
         taken = [0.0, 0.0]
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
             wire.barrier(world.control)
-            start = time.thread_time()
             if which == 0:
-                transfer = subject.run(asynchronous=True)
+                transfers = [subject.run(asynchronous=True)]
+                start = time.thread_time()
+                transfers.append(subject.run(asynchronous=True))
                 taken[0] = time.thread_time() - start
-                transfer.wait()
+                for transfer in transfers:
+                    transfer.wait()
             else:
-                works = rival.start()
+                works = [*rival.start()]
+                start = time.thread_time()
+                following = rival.start()
                 taken[1] = time.thread_time() - start
-                for work in works:
+                for work in (*works, *following):
                     work.wait()
         differences.append(taken[0] - taken[1])
     return max(gather(world, [statistics.median(differences)])[0])

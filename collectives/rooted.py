@@ -73,6 +73,10 @@ def reduce(
     asynchronous: bool = False,
 ) -> Transfer:
     """The root ends with the reduction, in place or in `output`; other ranks' tensors stay as they are."""
+    key = ("reduce", root, op, algorithm, tensor.dtype, tensor.shape) if isinstance(tensor, Tensor) else None
+    if output is None and (ready := group.ready.get(key)) and calls.plain(tensor):
+        kept = tensor if root == group.ranks[group.index] else None
+        return calls.begun(ready, group, tensor, None, kept, asynchronous)
     check_tensor(tensor, group, op)
     place = place_of(group, root, "root")
     is_root = place == group.index
@@ -109,6 +113,8 @@ def reduce(
         work = memory
         calls.copy(work, source)
     transfer = Native(name, lambda: native.reduce(group, work, op, place))
+    if op != "mean" and key is not None:
+        calls.remember(group, key, "reduce", name, lambda: native.ready_reduce(group, op, place))
     if is_root:
         calls.average(transfer, group, op, work)
     return calls.begin(transfer, "reduce", group, result, asynchronous, back)
