@@ -170,10 +170,10 @@ class Subject:
         ranks, index = self.group.ranks, self.group.index
         received = wire.recv(self.output, self.group, ranks[index - 1], asynchronous=True)
         sent = wire.send(self.input, self.group, ranks[(index + 1) % len(ranks)], asynchronous=True)
-        sent.after(received.wait)
+        received.after(sent.wait)  # this way round: waiting for the send first wakes the rank twice
         if not later:
-            sent.wait()
-        return sent
+            received.wait()
+        return received
 
     # Values: whole numbers so small that every dtype holds their sums exactly
 
