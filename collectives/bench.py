@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from collectives import native
 from collectives import operations as wire
+from collectives.calls import begin
 from collectives.choice import choose
 from collectives.group import Group, World
 from collectives.traffic import ITEMSIZE, bytes_least, traffic
@@ -168,8 +170,12 @@ class Subject:
     def _send_recv(self, later: bool) -> Transfer:
         """To the next rank, from the one before: the receive first, so that both directions are busy."""
         ranks, index = self.group.ranks, self.group.index
-        received = wire.recv(self.output, self.group, ranks[index - 1], asynchronous=True)
-        sent = wire.send(self.input, self.group, ranks[(index + 1) % len(ranks)], asynchronous=True)
+        before, following = ranks[index - 1], ranks[(index + 1) % len(ranks)]
+        if self.group.backend == "nccl":
+            together = native.Together(self.group, self.output, before, self.input, following)
+            return begin(together, "send_recv", self.group, self.output, later)
+        received = wire.recv(self.output, self.group, before, asynchronous=True)
+        sent = wire.send(self.input, self.group, following, asynchronous=True)
         received.after(sent.wait)  # this way round: waiting for the send first wakes the rank twice
         if not later:
             received.wait()

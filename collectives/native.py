@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from collectives.group import Group
+from collectives.transfer import Transfer
 
 Starter = Callable[[Any, Any], Any]  # (tensor, output) -> work
 
@@ -90,6 +91,24 @@ def reduce_scatter_uneven(
         output, list(blocks), op=op, group=group.process_group, async_op=True
     )
     return work
+
+
+class Together(Transfer):
+    """A receive and a send that nccl takes as one: one after the other, ranks in a ring would wait for ever.
+
+    `before` and `following` are global ranks.
+    """
+
+    def __init__(self, group: Group, received: Tensor, before: int, sent: Tensor, following: int) -> None:
+        super().__init__("direct", received)
+        self.sent_bytes = sent.nbytes
+        self.messages = [
+            dist.P2POp(dist.irecv, received, before, group.process_group),
+            dist.P2POp(dist.isend, sent, following, group.process_group),
+        ]
+
+    def post(self) -> Sequence[dist.Work]:
+        return dist.batch_isend_irecv(self.messages)
 
 
 # Of calls that have been checked before: the options made, the method looked up

@@ -220,7 +220,8 @@ def gather(
 def send(tensor: Tensor, group: Group, peer: int, *, asynchronous: bool = False) -> Transfer:
     """`tensor` to a rank that receives it; messages of one pair arrive in the order of their sending.
 
-    Keep what an asynchronous one returns until it is complete: dropped, the message is lost.
+    Keep what an asynchronous one returns until it is complete: dropped, the message is lost. On nccl a
+    posted receive holds up what follows it in its group: messages both ways at once need a group each.
     """
     key = ("send", peer, tensor.dtype, tensor.shape) if isinstance(tensor, Tensor) else None
     if (ready := group.ready.get(key)) and calls.plain(tensor):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectives import algorithms
+from collectives import algorithms, native
 from collectives.bench import (
     IN_PLACE,
     OUT_OF_PLACE,
@@ -224,3 +224,21 @@ def memory_of(world: World, placement: str) -> tuple[bool, bool]:
         reduced.input.data_ptr() == reduced.output.data_ptr(),
         gathered.input.data_ptr() == gathered.output.data_ptr() + offset,
     )
+
+
+def together(world: World) -> list[float]:
+    """Job: what arrives from the rank before, with the form of send_recv that nccl needs."""
+    group, n = world.group("world", range(world.size)), world.size
+    received = torch.full((3,), -1.0)
+    transfer = native.Together(
+        group, received, (world.rank - 1) % n, torch.full((3,), float(world.rank)), (world.rank + 1) % n
+    )
+    transfer.start()
+    transfer.wait()
+    assert transfer.sent_bytes == 12
+    return received.tolist()
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_receive_and_a_send_go_together(ranks: RankPools, n: int) -> None:
+    assert ranks[n].run(together) == [[(rank - 1) % n] * 3 for rank in range(n)]
