@@ -41,12 +41,13 @@ from collectives.group import Group, World
 SCHEMA = 1
 LONGEST_S = 2.0
 MOST_ROUNDS = 15
+WARM_UPS = 3
 FEWEST_ROUNDS = 3  # fewer say nothing about the spread
 SMALLEST_BYTES = 1024
 LARGEST_BYTES = 64 * 2**20  # bandwidth hardly changes above, and every size needs memory of its own
 STEP = 4  # from one size to the next
 MOST_CALLS = 10  # of one sample, where a call is short
-LONGEST_CALL = 0.05  # of the time allowed: sizes stop growing where the next would probably take more
+LONGEST_CALL = 0.03  # of the time allowed: sizes stop growing where the next would probably take more
 
 
 @dataclass(frozen=True)
@@ -223,9 +224,8 @@ def measure_link(
     for operation in operations:
         for size, following in zip(sizes, (*sizes[1:], sizes[-1]), strict=True):
             turn = _Turn(world, group, operation, size, (algorithms or {}).get(operation, "auto"))
-            turn.sample(warming=True)
             turns.append(turn)
-            if turn.sample(warming=True) * following / size > LONGEST_CALL * longest_s:
+            if turn.warm() * following / size > LONGEST_CALL * longest_s:
                 break
     for count in range(most_rounds):
         spent_s = max(gather(world, [time.perf_counter() - started])[0])
@@ -266,6 +266,10 @@ class _Turn:
             self._run = self._there_and_back
         self._times_s: list[float] = []
         self._calls = 1
+
+    def warm(self) -> float:
+        """Seconds of one call: the best of some, since one may be disturbed."""
+        return min(self.sample(warming=True) for _ in range(WARM_UPS))
 
     def sample(self, warming: bool = False) -> float:
         """Seconds of one call, the slowest rank's."""

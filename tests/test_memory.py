@@ -226,7 +226,10 @@ def allocations(world: World, case: Case) -> tuple[int, Counter[tuple[str, int]]
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("strategy", ["single", "ddp", "tensor", "tensor all_reduce", "pipeline"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["single", "ddp", "tensor", pytest.param("tensor all_reduce", marks=pytest.mark.slow), "pipeline"],
+)
 def test_no_step_allocates(ranks: RankPools, strategy: str) -> None:
     name, *all_reduce = strategy.split()
     for optimizer, clip_norm, loss, microbatches in product(

@@ -17,7 +17,15 @@ import yaml
 
 from trainer.config import DataConfig, InputError, LoggerConfig, ModelConfig, RunConfig
 from trainer.secrets import Redactor
-from trainer.sinks import MetricsFile, Sinks, host_environment, open_sinks, read_metrics, write_atomically
+from trainer.sinks import (
+    MetricsFile,
+    Sinks,
+    git_commit,
+    host_environment,
+    open_sinks,
+    read_metrics,
+    write_atomically,
+)
 from trainer.summary import SteadyState, run_status, summarise
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -294,11 +302,14 @@ def test_sinks_import_neither_torch_nor_wandb() -> None:
 
 
 def test_commit_of_the_working_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    """Of the code that runs, wherever the user stands."""
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert host_environment()["git_commit"] is None
+    monkeypatch.chdir(tmp_path)
+    assert git_commit(tmp_path) is None
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
     for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "m"]):
         subprocess.run([*git, *command], check=True, timeout=30)
     (head,) = (tmp_path / ".git" / "refs" / "heads").iterdir()
-    assert host_environment()["git_commit"] == head.read_text().strip()
+    own = head.read_text().strip()
+    assert git_commit(tmp_path) == own
+    assert host_environment()["git_commit"] != own

@@ -292,6 +292,11 @@ SLOW = (
     "rows of whole pages",
     "no overlap, clipped",
     "batch 10 on 4 ranks",
+    "last batch of 2, 3 microbatches",
+    "no overlap",
+    "gelu",
+    "tanh",
+    "hidden 10 on 4 ranks",
 )
 
 

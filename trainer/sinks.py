@@ -268,13 +268,14 @@ def host_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(Path(__file__).parent),
     }
 
 
-def _git_commit() -> str | None:
+def git_commit(folder: Path) -> str | None:
+    """The commit of the working tree that a folder lies in; None where there is none."""
     try:
-        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
         found = subprocess.run(command, capture_output=True, text=True, timeout=2, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
