@@ -9,6 +9,7 @@ layout that the documents named below give.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,7 +36,7 @@ class Unreadable(Exception):
     """A counter cannot be read; the message is the reason."""
 
 
-class DeviceCounter:
+class DeviceCounter(abc.ABC):
     """Sums the counters of a device's parts (links or ports), as long as the sums can be compared.
 
     A part that starts again at zero, comes or goes would be hidden by the others in their sum. Such a reading
@@ -57,9 +58,9 @@ class DeviceCounter:
         self.reason = None if last is None else _break(last, parts)
         return sum(parts.values()) if self.reason is None else None
 
+    @abc.abstractmethod
     def _read(self) -> dict[str, int]:
         """Bytes sent by each part, by the part's name; raises Unreadable."""
-        raise NotImplementedError
 
 
 class NvlinkCounter(DeviceCounter):

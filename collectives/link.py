@@ -26,17 +26,9 @@ from typing import Any
 import torch
 
 from collectives import operations as wire
-from collectives.bench import (
-    OUT_OF_PLACE,
-    SAMPLE_S,
-    Case,
-    Subject,
-    bus_factor,
-    gather,
-    percentile,
-    synchronize,
-)
+from collectives.bench import SAMPLE_S, bus_factor, gather, percentile, synchronize
 from collectives.group import Group, World
+from collectives.subject import OUT_OF_PLACE, Case, Subject
 
 SCHEMA = 1
 LONGEST_S = 2.0

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable
 
 from collectives import operations as wire
-from collectives.bench import OUT_OF_PLACE, SHARDED, Case, Row, Subject, gather, synchronize
+from collectives.bench import Row, gather, synchronize
 from collectives.group import Group, World
 from collectives.rivals import Rival, median_bounds
+from collectives.subject import OUT_OF_PLACE, SHARDED, Case, Subject
 from collectives.traffic import bytes_sent
 from collectives.transfer import Transfer
 

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from collectives import operations as wire
-from collectives.bench import IN_PLACE, OUT_OF_PLACE, Case, Row, Subject, calls_per_sample, gather, sample
+from collectives.bench import Row, calls_per_sample, gather, sample
 from collectives.group import World
 from collectives.native import GLOO_OPS
+from collectives.subject import IN_PLACE, OUT_OF_PLACE, Case, Subject
 from collectives.traffic import native
 
 HOST_CALLS = 60

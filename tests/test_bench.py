@@ -10,19 +10,10 @@ import pytest
 import torch
 
 from collectives import algorithms, native
-from collectives.bench import (
-    IN_PLACE,
-    OUT_OF_PLACE,
-    PLACEMENTS,
-    Case,
-    Subject,
-    bus_factor,
-    bytes_needed,
-    measure,
-    percentile,
-)
+from collectives.bench import bus_factor, bytes_needed, measure, percentile
 from collectives.group import World
 from collectives.rivals import compare, median_bounds
+from collectives.subject import IN_PLACE, OUT_OF_PLACE, PLACEMENTS, Case, Subject
 from collectives.traffic import ALGORITHMS, ITEMSIZE
 from tests.ranks import RankPools
 

@@ -21,7 +21,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from collectives import bench
-from collectives.bench import Case
+from collectives.subject import Case
 from collectives.traffic import ALGORITHMS, ITEMSIZE
 from tests.bench_rows import measured
 from tests.launched import NAMES, Launched

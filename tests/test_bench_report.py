@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from collectives.bench import Case
+from collectives.subject import Case
 from tests.bench_rows import AGAINST, measured
 from trainer.bench_config import BenchRun
 from trainer.bench_plot import make_figure, series, write_plot

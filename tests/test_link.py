@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from collectives import link as link_module
-from collectives.bench import Case, Subject
 from collectives.group import World
 from collectives.link import Curve, LinkCurve, Point, curve_sizes, load, measure_link
+from collectives.subject import Case, Subject
 from tests.ranks import RankPools
 from trainer.config import InputError, RunConfig
 from trainer.link import check_link_file, obtain_link

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from collectives import operations as wire
-from collectives.bench import OUT_OF_PLACE, Case, Subject
 from collectives.choice import choose
 from collectives.group import World
+from collectives.subject import OUT_OF_PLACE, Case, Subject
 from collectives.traffic import ALGORITHMS, Traffic, bytes_least, traffic
 from tests.ranks import RankPools
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from collectives.bench import Case, bytes_needed
+from collectives.bench import bytes_needed
+from collectives.subject import Case
 from collectives.traffic import ALGORITHMS
 from trainer.bench_config import REDUCING, ROOTED, BenchRun, BenchSection
 from trainer.device import choose_device

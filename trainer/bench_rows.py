@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.bench_config import PLACEMENTS, REDUCING, ROOTED, BenchSection
 
 if TYPE_CHECKING:
-    from collectives.bench import Case
+    from collectives.subject import Case
 
 Row = dict[str, Any]
 

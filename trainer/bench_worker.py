@@ -9,10 +9,11 @@ from dataclasses import asdict
 import torch
 import torch.distributed as dist
 
-from collectives.bench import Case, measure
+from collectives.bench import measure
 from collectives.group import World, choose_backend
 from collectives.link import LARGEST_BYTES, measure_link
 from collectives.rivals import compare
+from collectives.subject import Case
 from collectives.traffic import algorithms_of
 from trainer.bench_cases import cases
 from trainer.bench_config import BenchRun
