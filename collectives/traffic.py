@@ -32,6 +32,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
+from collectives.gloo_traffic import (
+    NOTHING,
+    Traffic,
+    one,
+    ring_all_reduce,
+    ring_gather_reduce,
+    tree_broadcast,
+)
+
 ITEMSIZE = {
     "float64": 8,
     "float32": 4,
@@ -60,9 +69,6 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 NCCL_NATIVE = {"reduce_scatter": "ring"}
 
 PIECE_BYTES = 2**20  # by-hand reductions move pieces of this size, and add one while the next is under way
-GLOO_MAX_SEGMENT_BYTES = 2**20  # gloo/allreduce.h, kDefaultMaxSegmentSize
-GLOO_SEGMENTS_PER_RANK = 2  # one is sent while another is reduced
-GLOO_PREAMBLE_BYTES = 48  # gloo/transport/tcp/pair.h, in front of every message and notice
 
 Shards = int | Sequence[int]
 
@@ -90,28 +96,6 @@ def native(operation: str, backend: str) -> str:
     """What moves the bytes of the backend's own."""
     own = ALGORITHMS[operation][0]
     return NCCL_NATIVE.get(operation, own) if backend == "nccl" else own
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What one rank has to do with one call."""
-
-    sent_bytes: int = 0
-    messages_sent: int = 0
-    messages_received: int = 0
-
-    @property
-    def gloo_framing_bytes(self) -> int:
-        """Bytes beside the payload that gloo sends over TCP.
-
-        For each message its sender announces it and then puts a preamble in front of the data, and its
-        receiver says that it is ready (gloo/transport/tcp/pair.cc: sendNotifySendReady,
-        sendUnboundBuffer, sendNotifyRecvReady).
-        """
-        return GLOO_PREAMBLE_BYTES * (2 * self.messages_sent + self.messages_received)
-
-
-NOTHING = Traffic()
 
 
 def bytes_sent(
@@ -144,7 +128,7 @@ def traffic(
     full = sum(size > 0 for size in sizes)
     match operation, algorithm:
         case ("all_reduce", "ring") | ("reduce_scatter", "reduce_all"):
-            return _ring_all_reduce(total, itemsize, n, rank)
+            return ring_all_reduce(total, itemsize, n, rank)
         case ("all_gather", "direct"):
             own = sizes[rank]
             return Traffic((n - 1) * own, (n - 1) * (own > 0), full - (own > 0))
@@ -159,21 +143,19 @@ def traffic(
             count = full - (sizes[rank] > 0) if algorithm == "direct" else n - 1
             return Traffic(total - sizes[rank], count, count)
         case ("broadcast", "tree"):
-            return _tree_broadcast(total, n, (rank - root) % n)
+            return tree_broadcast(total, n, (rank - root) % n)
         case ("broadcast", "fan"):
             return _fan_broadcast(total // itemsize, itemsize, n, (rank - root) % n)
         case ("reduce", "fan"):
             return _fan_reduce(total // itemsize, itemsize, n, (rank - root) % n)
         case ("reduce", "ring_gather"):
-            return _ring_gather_reduce(total, itemsize, n, rank, root)
+            return ring_gather_reduce(total, itemsize, n, rank, root)
         case ("scatter", "direct" | "linear"):
             sends = full - (sizes[root] > 0)
-            return (
-                Traffic(total - sizes[root], sends, 0) if rank == root else Traffic(0, 0, _one(sizes[rank]))
-            )
+            return Traffic(total - sizes[root], sends, 0) if rank == root else Traffic(0, 0, one(sizes[rank]))
         case ("gather", "direct" | "linear"):
             receives = full - (sizes[root] > 0)
-            return Traffic(0, 0, receives) if rank == root else Traffic(sizes[rank], _one(sizes[rank]), 0)
+            return Traffic(0, 0, receives) if rank == root else Traffic(sizes[rank], one(sizes[rank]), 0)
         case ("send_recv", "direct"):  # to the next rank, from the one before
             return Traffic(total, 1, 1)
         case ("barrier", "dissemination"):
@@ -274,81 +256,3 @@ def _fan_reduce(numel: int, itemsize: int, n: int, place: int) -> Traffic:
         messages += sum(b > a for a, b in piece)  # others' slices to them, and its own to the root
         received += (n - 2) * (stop > start)
     return Traffic(numel * itemsize, messages, received)
-
-
-def _one(size: int) -> int:
-    return 1 if size else 0
-
-
-# gloo's own
-
-
-def _tree_broadcast(total: int, n: int, place: int) -> Traffic:
-    """Binomial tree: in round i every rank below 2^i sends to the one 2^i above (gloo/broadcast.cc)."""
-    rounds = range((n - 1).bit_length())
-    sends = sum(place < 2**i and place + 2**i < n for i in rounds)
-    return Traffic(total * sends, sends, _one(place))
-
-
-def ring_all_reduce_bytes(numel: int, itemsize: int, n: int, rank: int) -> int:
-    """Bytes that gloo's all_reduce sends: see `_ring_all_reduce`."""
-    return _ring_all_reduce(numel * itemsize, itemsize, n, rank).sent_bytes
-
-
-def _ring_all_reduce(total: int, itemsize: int, n: int, rank: int) -> Traffic:
-    """Ring all_reduce as gloo runs it: 2 (n-1)/n S, but for tensors that do not fill their segments.
-
-    The tensor is cut into n chunks of equally many segments, at least two per rank and at most 1 MiB
-    each; the last segments may be short or empty. A rank sends every chunk twice, once to be reduced and
-    once reduced, but for its own and the one below, each sent once (gloo/allreduce.cc, `ring`; the kernel's
-    own counters agree to the byte).
-    """
-    if total == 0 or n == 1:
-        return NOTHING
-    max_segment = itemsize * max(1, GLOO_MAX_SEGMENT_BYTES // itemsize)
-    segments = _round_up(max(-(-total // max_segment), n * GLOO_SEGMENTS_PER_RANK), n)
-    segment = _round_up(-(-total // segments), itemsize)
-    chunk_bytes = segments // n * segment
-    chunks = [max(0, min(chunk_bytes, total - start * chunk_bytes)) for start in range(n)]
-    counts = [-(-chunk // segment) for chunk in chunks]
-    above = (rank + 1) % n
-    return Traffic(
-        2 * total - chunks[rank] - chunks[rank - 1],
-        2 * sum(counts) - counts[rank] - counts[rank - 1],
-        2 * sum(counts) - counts[above] - counts[rank],
-    )
-
-
-def _ring_gather_reduce(total: int, itemsize: int, n: int, rank: int, root: int) -> Traffic:
-    """A ring's reduce_scatter, then every chunk to the root (gloo/reduce.cc).
-
-    The ring passes on every segment but the last two of a rank's own chunk: for chunks of more than two
-    segments that is more than a reduce_scatter needs.
-    """
-    max_segment = itemsize * max(1, GLOO_MAX_SEGMENT_BYTES // itemsize)
-    segment = _round_up(min(-(-total // (2 * n)), max_segment), itemsize)
-    segments = _round_up(max(-(-total // segment), n * GLOO_SEGMENTS_PER_RANK), n)
-    per_chunk = segments // n
-
-    def length(first: int, count: int) -> int:
-        start = first * segment
-        return max(0, min(count * segment, total - start))
-
-    def last_two(chunk: int) -> tuple[int, int]:
-        """Bytes and messages of a chunk's last two segments."""
-        size = length((chunk % n + 1) * per_chunk - 2, 2)
-        return size, -(-size // segment)
-
-    messages = -(-total // segment)
-    kept, kept_messages = last_two(rank)
-    sent, sent_messages = total - kept, messages - kept_messages
-    received_messages = messages - last_two(rank + 1)[1]
-    if rank == root:
-        others = (length(peer * per_chunk, per_chunk) for peer in range(n) if peer != root)
-        return Traffic(sent, sent_messages, received_messages + sum(_one(size) for size in others))
-    own = length(rank * per_chunk, per_chunk)
-    return Traffic(sent + own, sent_messages + _one(own), received_messages)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from collectives.gloo_traffic import ring_all_reduce_bytes
 from collectives.group import World
 from collectives.operations import all_reduce
-from collectives.traffic import ring_all_reduce_bytes
 from tests.ranks import RankPools
 from tests.truth import Case, OptimizerConfig, Options, replace, train
 

@@ -8,9 +8,10 @@ import pytest
 
 from collectives import operations as wire
 from collectives.choice import choose
+from collectives.gloo_traffic import Traffic
 from collectives.group import World
 from collectives.subject import OUT_OF_PLACE, Case, Subject
-from collectives.traffic import ALGORITHMS, Traffic, bytes_least, traffic
+from collectives.traffic import ALGORITHMS, bytes_least, traffic
 from tests.ranks import RankPools
 
 KIB, MIB = 2**10, 2**20

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from collectives.gloo_traffic import ring_all_reduce_bytes
 from collectives.group import Group, World
 from collectives.ledger import Ledger
-from collectives.traffic import ITEMSIZE, ring_all_reduce_bytes
+from collectives.traffic import ITEMSIZE
 from models.block import Block, Model, torch_dtype
 from strategies.compute import Update
 from strategies.layout import GRADIENT, OPTIMIZER_STATE, PARAMETER, Held
