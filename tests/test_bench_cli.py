@@ -20,7 +20,7 @@ import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from collectives import bench
+from collectives import subject
 from collectives.subject import Case
 from collectives.traffic import ALGORITHMS, ITEMSIZE
 from tests.bench_rows import measured
@@ -162,10 +162,10 @@ def test_help_lists_the_groups_of_a_bench() -> None:
 def test_names_are_those_of_the_measuring() -> None:
     """The configuration has lists of its own, since it is read before torch is imported."""
     assert set(bench_config.OPERATIONS) == set(ALGORITHMS)
-    assert bench_config.PLACEMENTS == bench.PLACEMENTS
-    assert set(bench_config.REDUCING) == set(bench.REDUCING)
-    assert set(bench_config.ROOTED) == set(bench.ROOTED)
-    assert set(bench_config.ONE_PLACEMENT) == set(bench.ONLY_OUT_OF_PLACE)
+    assert bench_config.PLACEMENTS == subject.PLACEMENTS
+    assert set(bench_config.REDUCING) == set(subject.REDUCING)
+    assert set(bench_config.ROOTED) == set(subject.ROOTED)
+    assert set(bench_config.ONE_PLACEMENT) == set(subject.ONLY_OUT_OF_PLACE)
     assert {*bench_config.FLOATING, *bench_config.INTEGER} <= set(ITEMSIZE)
 
 
