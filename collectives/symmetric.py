@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from collectives import algorithms as by_hand
-from collectives import calls, native
+from collectives import calls, native, ready
 from collectives.checks import (
     check_apart,
     check_member,
@@ -40,8 +40,8 @@ def all_reduce(
         output: like `tensor`; without it the result replaces `tensor`.
     """
     key = ("all_reduce", op, algorithm, tensor.dtype, tensor.shape) if isinstance(tensor, Tensor) else None
-    if output is None and (ready := group.ready.get(key)) and calls.plain(tensor):
-        return calls.begun(ready, group, tensor, None, tensor, asynchronous)
+    if output is None and (known := group.ready.get(key)) and calls.plain(tensor):
+        return calls.begun(known, group, tensor, None, tensor, asynchronous)
     check_tensor(tensor, group, op)
     result = output_like(tensor, output, "all_reduce")
     memory, back = calls.landing(result.detach())
@@ -74,9 +74,9 @@ def all_gather(
     key = None
     if isinstance(tensor, Tensor) and isinstance(output, Tensor) and sizes is None:
         key = ("all_gather", algorithm, tensor.dtype, tensor.shape, output.dtype, output.shape)
-        ready = group.ready.get(key)
-        if ready and calls.plain(tensor) and calls.plain(output) and calls.apart(tensor, output):
-            return calls.begun(ready, group, tensor, output, output, asynchronous)
+        known = group.ready.get(key)
+        if known and calls.plain(tensor) and calls.plain(output) and calls.apart(tensor, output):
+            return calls.begun(known, group, tensor, output, output, asynchronous)
     dtype = check_tensor(tensor, group)
     check_output("all_gather", output, tensor)
     numels = numels_of_blocks("all_gather", "output", output.shape, tensor.shape, group, sizes)
@@ -90,6 +90,8 @@ def all_gather(
         return calls.begin(Nothing(name), "all_gather", group, output, asynchronous, back)
     if name == "direct":
         transfer: Transfer = by_hand.DirectAllGather(group, blocks, own)
+        if key is not None:
+            calls.remember(group, key, "all_gather", name, lambda: ready.ready_all_gather(group, numels[0]))
     elif calls.uneven(numels):
         transfer = Native(name, lambda: native.all_gather_uneven(group, blocks, own))
     else:
@@ -118,9 +120,9 @@ def reduce_scatter(
     key = None
     if isinstance(tensor, Tensor) and isinstance(output, Tensor) and sizes is None:
         key = ("reduce_scatter", op, algorithm, tensor.dtype, tensor.shape, output.dtype, output.shape)
-        ready = group.ready.get(key)
-        if ready and calls.plain(tensor) and calls.plain(output) and calls.apart(tensor, output):
-            return calls.begun(ready, group, tensor, output, output, asynchronous)
+        known = group.ready.get(key)
+        if known and calls.plain(tensor) and calls.plain(output) and calls.apart(tensor, output):
+            return calls.begun(known, group, tensor, output, output, asynchronous)
     dtype = check_tensor(tensor, group, op)
     if output is None:
         if tensor.dim() == 0 or tensor.shape[0] != group.size or sizes is not None:
@@ -150,6 +152,9 @@ def reduce_scatter(
         )
         if op == "mean":
             transfer.after(lambda: memory.div_(group.size))
+        start = ready.ready_reduce_scatter(group, numels[0], whole.itemsize, op)
+        if key is not None and start is not None:
+            calls.remember(group, key, "reduce_scatter", name, lambda: start)
     elif calls.uneven(numels):
         transfer = Native(name, lambda: native.reduce_scatter_uneven(group, memory, blocks, op))
     else:
@@ -180,9 +185,9 @@ def all_to_all(
     key = None
     if isinstance(tensor, Tensor) and isinstance(output, Tensor) and sizes is output_sizes is None:
         key = ("all_to_all", algorithm, tensor.dtype, tensor.shape, output.dtype, output.shape)
-        ready = group.ready.get(key)
-        if ready and calls.plain(tensor) and calls.plain(output) and calls.apart(tensor, output):
-            return calls.begun(ready, group, tensor, output, output, asynchronous)
+        known = group.ready.get(key)
+        if known and calls.plain(tensor) and calls.plain(output) and calls.apart(tensor, output):
+            return calls.begun(known, group, tensor, output, output, asynchronous)
     check_tensor(tensor, group)
     check_output("all_to_all", output, tensor)
     check_apart("all_to_all", tensor, output)
