@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
@@ -20,6 +21,16 @@ def need_two_hosts(*programs: str) -> None:
         with TwoHosts():
             pass
     except InputError as error:
-        if os.environ.get("SPLITMETER_REQUIRE_SYSTEM") == "1":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+        _leave_out(str(error))
+
+
+def need_program(name: str) -> None:
+    """Skip, or in CI fail, unless a program of that name is installed."""
+    if shutil.which(name) is None:
+        _leave_out(f"{name} is not installed; install the package that has it")
+
+
+def _leave_out(sentence: str) -> None:
+    if os.environ.get("SPLITMETER_REQUIRE_SYSTEM") == "1":
+        pytest.fail(sentence)
+    pytest.skip(sentence)
