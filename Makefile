@@ -1,6 +1,6 @@
 # Every target sets up what it needs first; done once, set-up costs nothing.
 #   make train ARGS='strategy=tensor world_size=2 trainer.max_steps=50'
-#   make test ARGS='-x --no-cov tests/test_models.py'
+#   make test ARGS='-x tests/test_models.py'
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: install train test test-slow bench compare lint format reference help
+.PHONY: install train test coverage test-slow bench compare report lint format reference help
 
 install: $(STAMP) ## set up .venv with everything that the other targets need
 
@@ -25,6 +25,9 @@ train: $(STAMP) ## train the pipeline over two local ranks on handwritten digits
 	$(BIN)/python scripts/train.py strategy=pipeline world_size=2 data=digits $(ARGS)
 
 test: lint ## check style, types, layers and the reference config, then run the tests but the slow ones (ARGS=... goes to pytest)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+coverage: $(STAMP) ## run the same tests and show which lines they reach, those in the ranks' processes too
 	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term $(ARGS)
 
 test-slow: $(STAMP) ## run the tests that `make test` leaves out
@@ -35,6 +38,9 @@ bench: $(STAMP) ## time the collectives over local ranks and check their results
 
 compare: $(STAMP) ## time our splits beside torch's own (ARGS=... goes to scripts/compare.py)
 	$(BIN)/python scripts/compare.py $(ARGS)
+
+report: $(STAMP) ## write a run's report.html again (ARGS=RUN), or beside another's (ARGS='RUN OTHER')
+	$(BIN)/python scripts/report.py $(ARGS)
 
 lint: $(STAMP) ## check style, types, import layers and the reference config
 	$(BIN)/ruff check .

@@ -112,6 +112,21 @@ class World:
             )
         return self._groups[name]
 
+    def wire_bytes(self) -> int | None:
+        """What the kernel says left this process over its data groups; None where it does not say.
+
+        TCP_INFO of gloo's connections. nccl's links have counters of whole devices only
+        (`collectives.device_counters`), which are no rank's own.
+        """
+        total = 0
+        counters = [group.wire for group in self._groups.values() if group.size > 1]
+        for counter in counters:
+            own = counter.bytes_sent() if counter is not None else None
+            if own is None:
+                return None
+            total += own
+        return total if counters else None
+
     def sum_on_control(self, tensor: Tensor) -> None:
         """In-place sum over all ranks, complete on return. Moves CUDA tensors through the host."""
         if self.size == 1:

@@ -6,6 +6,7 @@ Identities and labels are opaque strings: this layer does not know what they nam
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,9 @@ class Entry:
     label: str  # the row of the byte table it adds to
     group: str
     algorithm: str
+    shape: tuple[int, ...] = ()
+    received_bytes: int = 0  # of one call
+    least_bytes: int = 0  # what any algorithm must send in one call
 
 
 class Ledger:
@@ -39,6 +43,28 @@ class Ledger:
         self.bytes_sent[number] += sent
         self.calls[number] += 1
         self.total_bytes += sent
+
+    def by_operation(self) -> list[dict[str, Any]]:
+        """A row for each label, shape and algorithm: calls, bytes sent and received so far."""
+        rows: dict[tuple[object, ...], dict[str, Any]] = {}
+        for entry, calls, sent in zip(self.entries, self.calls, self.bytes_sent, strict=True):
+            if not calls:
+                continue
+            key = {
+                "operation": entry.label,
+                "shape": " x ".join(map(str, entry.shape)),
+                "algorithm": entry.algorithm,
+                "group": entry.group,
+            }
+            row = rows.setdefault(
+                tuple(key.values()),
+                {**key, "calls": 0, "bytes_sent": 0, "bytes_received": 0, "bytes_least": 0},
+            )
+            row["calls"] += calls
+            row["bytes_sent"] += sent
+            row["bytes_received"] += calls * entry.received_bytes
+            row["bytes_least"] += calls * entry.least_bytes
+        return list(rows.values())
 
     def by_label(self) -> dict[str, tuple[int, int]]:
         """label -> (calls, bytes sent) so far; labels that did not run are left out."""

@@ -44,7 +44,11 @@ LONGEST_CALL = 0.03  # of the time allowed: sizes stop growing where the next wo
 
 @dataclass(frozen=True)
 class Point:
-    """Seconds that one call takes: the slowest rank's, median and quartiles over `samples`."""
+    """Seconds that one call takes: the slowest rank's, median and quartiles over `samples`.
+
+    `cpu_s` is what it takes of a rank's processors, all threads together, and `launch_s` the part of the call
+    that returns before the operation is complete: medians, of the rank with most.
+    """
 
     size_bytes: int
     algorithm: str
@@ -52,6 +56,8 @@ class Point:
     q1_s: float
     q3_s: float
     samples: int
+    cpu_s: float | None = None
+    launch_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,18 @@ class Curve:
         low, high = points[k - 1], points[k]
         share = math.log(size_bytes / low.size_bytes) / math.log(high.size_bytes / low.size_bytes)
         return low.time_s * (high.time_s / low.time_s) ** share
+
+    def cpu_share(self, size_bytes: float) -> float | None:
+        """Seconds of a processor in a second of the call, of the nearest size measured; None if unknown."""
+        nearest = self._nearest(size_bytes)
+        return None if nearest.cpu_s is None else nearest.cpu_s / nearest.time_s
+
+    def launch_s(self, size_bytes: float) -> float | None:
+        """Seconds of the call that starts it, of the nearest size measured; None if unknown."""
+        return self._nearest(size_bytes).launch_s
+
+    def _nearest(self, size_bytes: float) -> Point:
+        return min(self.points, key=lambda point: abs(math.log(point.size_bytes / max(1.0, size_bytes))))
 
     @property
     def latency_s(self) -> float:
@@ -251,12 +269,14 @@ class _Turn:
         case = Case("send_recv" if operation == "send" else operation, size, algorithm=algorithm)
         subject = Subject(case, group, OUT_OF_PLACE)
         self.size_bytes = subject.size_bytes
-        self._run: Callable[[], object] = subject.run
+        self._run: Callable[[], float | None] = self._started_and_waited_for
         self._subject = subject
         self.algorithm = subject.algorithm
         if operation == "send":
             self._run = self._there_and_back
         self._times_s: list[float] = []
+        self._cpu_s: list[float] = []
+        self._launch_s: list[float] = []
         self._calls = 1
 
     def warm(self) -> float:
@@ -266,11 +286,11 @@ class _Turn:
     def sample(self, warming: bool = False) -> float:
         """Seconds of one call, the slowest rank's."""
         wire.barrier(self.world.control)
-        start = time.perf_counter()
-        for _ in range(self._calls):
-            self._run()
+        start, cpu = time.perf_counter(), time.process_time()
+        launches = [self._run() for _ in range(self._calls)]
         synchronize(self.group)
         own_s = (time.perf_counter() - start) / self._calls
+        own_cpu_s = (time.process_time() - cpu) / self._calls
         if self.operation == "send":
             own_s = own_s / 2 if self.group.index < 2 else 0.0
         slowest_s = max(gather(self.world, [own_s])[0])
@@ -278,7 +298,17 @@ class _Turn:
             self._calls = min(MOST_CALLS, max(1, math.ceil(SAMPLE_S / max(slowest_s, 1e-7))))
         else:
             self._times_s.append(slowest_s)
+            self._cpu_s.append(own_cpu_s)
+            self._launch_s += [seconds for seconds in launches if seconds is not None]
         return slowest_s
+
+    def _started_and_waited_for(self) -> float:
+        """Seconds until the call that starts it returned."""
+        start = time.perf_counter()
+        transfer = self._subject.run(asynchronous=True)
+        launch_s = time.perf_counter() - start
+        transfer.wait()
+        return launch_s
 
     def _there_and_back(self) -> None:
         first, second = self.group.ranks[:2]
@@ -291,7 +321,7 @@ class _Turn:
             wire.send(subject.input, group, first)
 
     def point(self) -> Point:
-        times = self._times_s
+        times, cpu_s = self._times_s, statistics.median(self._cpu_s)
         return Point(
             self.size_bytes,
             self.algorithm,
@@ -299,6 +329,8 @@ class _Turn:
             percentile(times, 25),
             percentile(times, 75),
             len(times),
+            max(gather(self.world, [cpu_s])[0]) / (2 if self.operation == "send" else 1),
+            max(gather(self.world, [statistics.median(self._launch_s)])[0]) if self._launch_s else None,
         )
 
 

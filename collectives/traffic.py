@@ -123,6 +123,8 @@ def traffic(
     total = sum(sizes)
     if operation == "send":
         return Traffic(total, 1, 0)
+    if operation == "recv":
+        return Traffic(0, 0, 1)
     if n == 1 or (total == 0 and operation != "barrier"):
         return NOTHING
     full = sum(size > 0 for size in sizes)
@@ -162,6 +164,28 @@ def traffic(
             rounds = (n - 1).bit_length()
             return Traffic(0, rounds, rounds)
     raise ValueError(f"no closed form for {operation} by {algorithm}")
+
+
+def bytes_received(operation: str, algorithm: str, shards: Shards, dtype: str, n: int, rank: int) -> int:
+    """Bytes that `rank` receives in what a step is made of; arguments as for `traffic`.
+
+    Raises:
+        ValueError: another operation.
+    """
+    sizes = [shards] if isinstance(shards, int) else list(shards)
+    total = sum(sizes) * ITEMSIZE[dtype]
+    if operation in ("send", "recv"):
+        return total if operation == "recv" else 0
+    if n == 1:
+        return 0
+    match operation, algorithm:
+        case ("all_reduce", "ring") | ("reduce_scatter", "reduce_all"):
+            return bytes_sent(operation, algorithm, shards, dtype, n, (rank + 1) % n)  # from the rank above
+        case ("all_gather", "direct" | "ring"):
+            return total - sizes[rank] * ITEMSIZE[dtype]
+        case ("reduce_scatter", "direct" | "ring"):
+            return (n - 1) * sizes[rank] * ITEMSIZE[dtype]
+    raise ValueError(f"no closed form for what {operation} by {algorithm} receives")
 
 
 def bytes_least(operation: str, shards: Shards, dtype: str, n: int, rank: int, root: int = 0) -> int:

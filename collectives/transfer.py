@@ -7,6 +7,7 @@ the host; that side has not run on a GPU.
 from __future__ import annotations
 
 import abc
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from collectives.group import Group
 from collectives.ledger import Entry, Ledger
+from collectives.observer import Observer
 
 # Tags keep messages of different kinds between one pair apart, so that an order of starting them suffices.
 USER_TAG = 0  # sends and receives that the caller pairs up
@@ -39,6 +41,8 @@ class Transfer(abc.ABC):
     _then: tuple[Callable[[], object], ...] = ()
     _works: Sequence[dist.Work] = ()
     _running = False
+    observer: Observer | None = None  # stamps when it completes, in steps that are observed
+    completed_s = math.nan  # the stamp of the last observed call; NaN where there is none
     _ledger: Ledger | None = None
     _number = -1
 
@@ -49,7 +53,16 @@ class Transfer(abc.ABC):
         """Have `step` run once the result is there, every time."""
         self._then = (*self._then, step)
 
-    def register(self, ledger: Ledger, identity: str, label: str, group: str) -> None:
+    def register(
+        self,
+        ledger: Ledger,
+        identity: str,
+        label: str,
+        group: str,
+        shape: tuple[int, ...] = (),
+        received_bytes: int = 0,
+        least_bytes: int = 0,
+    ) -> None:
         """Count every start of this operation in `ledger`.
 
         Raises:
@@ -58,7 +71,8 @@ class Transfer(abc.ABC):
         if self.sent_bytes is None:
             raise ValueError(f"{identity}: {self.algorithm} cannot be counted without its bytes")
         self.operation, self.where = identity, f"in group {group}"
-        self._ledger, self._number = ledger, ledger.register(Entry(identity, label, group, self.algorithm))
+        entry = Entry(identity, label, group, self.algorithm, shape, received_bytes, least_bytes)
+        self._ledger, self._number = ledger, ledger.register(entry)
 
     def start(self) -> None:
         """Post it; returns at once.
@@ -74,6 +88,8 @@ class Transfer(abc.ABC):
             self._works = self.post()
         except RuntimeError as error:
             raise self._failed(error) from error
+        if self.observer is not None and self.observer.active:
+            self._works = self.observer.watch(self, self._works)
         self._running = True
         if self._ledger is not None:
             assert self.sent_bytes is not None  # register saw to it

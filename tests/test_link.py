@@ -16,7 +16,7 @@ from collectives.link import Curve, LinkCurve, Point, curve_sizes, load, measure
 from collectives.subject import Case, Subject
 from tests.ranks import RankPools
 from trainer.config import InputError, RunConfig
-from trainer.link import check_link_file, obtain_link
+from trainer.link import check_link_file, obtain_links
 from trainer.plan import make_plan
 
 
@@ -218,7 +218,7 @@ def run_config(strategy: str, **collectives: Any) -> RunConfig:
 
 def obtained(world: World, run: RunConfig) -> list[tuple[str, str, list[int]]] | None:
     """Job: what a run would measure."""
-    link = obtain_link(make_plan(run, world.size), world)
+    link = obtain_links(make_plan(run, world.size), world).plan
     if link is None:
         return None
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,8 @@ def test_regression_evaluates_the_loss_alone(ranks: RankPools) -> None:
 
 def test_a_norm_that_is_nan_under_a_finite_loss_is_called_by_its_name() -> None:
     loop = object.__new__(Loop)
+    loop.recorder = SimpleNamespace(is_due=lambda _: False, receive=list, send=lambda: None)  # type: ignore[assignment]
+    loop.rows = SimpleNamespace(stamped=lambda _: None)  # type: ignore[assignment]
     loop.world, loop.control = World(0, 1, "gloo", 1.0), Control(World(0, 1, "gloo", 1.0))
     loop.world.rank = 1  # rows are rank 0's
     values = np.zeros((2, len(FIELDS)))

@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from collectives import algorithms as by_hand
 from collectives import native
 from collectives.group import Group
-from collectives.traffic import bytes_least, bytes_sent
+from collectives.traffic import bytes_least, bytes_received, bytes_sent, traffic
 from collectives.transfer import Native, Transfer
 from models.block import Context, JointBlock, Saved, torch_dtype
 from models.loss import CrossEntropy, Loss, count_correct, make_loss
@@ -28,6 +28,7 @@ from strategies.memory import ACTIVATION_KINDS, lay_out
 from strategies.schedule import Schedule
 from strategies.values import Layer, Operation, Value
 from trainer.program import Call, Filled, Program
+from trainer.spans import spans_of
 
 if TYPE_CHECKING:
     from trainer.executor import Rank
@@ -43,7 +44,7 @@ class Binder:
         self.layers: dict[int, Layer] = {layer.index: layer for layer in schedule.layers}
         self.losses: dict[int, Loss] = {}
         self.in_flight: dict[Value, Transfer] = {}
-        self.program = Program(schedule)
+        self.program = Program(schedule, clock=rank.stopwatch.now)
         self.saved: dict[tuple[int, int], Saved] = {}
         self.target_of: dict[int, Tensor] = {}
         start = 0
@@ -65,7 +66,6 @@ class Binder:
             compute.LossSums: self._loss_sums,
             compute.Loss: self._loss,
             compute.Score: self._score,
-            compute.GradientNorm: lambda operation: self.rank.clip_gradients,
             compute.Update: lambda operation: self.rank.update_of(operation),
             comm.AllReduce: self._all_reduce,
             comm.AllGather: self._all_gather,
@@ -74,8 +74,13 @@ class Binder:
             comm.Recv: self._recv,
             comm.Wait: lambda operation: self.in_flight.pop(operation.value).wait,
         }
-        for operation in self.schedule.operations:
-            call = table[type(operation)](operation)
+        norm = (self.rank.own_norm, self.rank.share_norm, self.rank.scale_gradients)
+        for span in spans_of(self.schedule, self.rank.norm_crosses):
+            operation = span.operation
+            if not isinstance(operation, compute.GradientNorm):
+                call = table[type(operation)](operation)
+            else:
+                call = norm[span.part] if self.rank.norm_crosses else self.rank.clip_gradients
             self.program.calls.append(_named(operation.identity, call) if profile else call)
         return self.program
 
@@ -193,17 +198,26 @@ class Binder:
 
     # Communication
 
-    def _started(self, op: comm.Communication, transfer: Transfer, group: str, least: int) -> Call:
+    def _started(
+        self, op: comm.Communication, transfer: Transfer, group: Group, shards: int | list[int]
+    ) -> Call:
+        """Count and stamp the transfer; `shards` as for `traffic`."""
         ledger = self.rank.ledger if self.training else self.rank.evaluation_ledger
-        transfer.register(ledger, op.identity, op.label, group)
+        n, place = group.size, group.index
+        least = 0 if op.verb == "recv" else bytes_least(op.verb, shards, op.dtype, n, place)
+        own = traffic(op.verb, transfer.algorithm, shards, op.dtype, n, place)
+        received = bytes_received(op.verb, transfer.algorithm, shards, op.dtype, n, place)
+        transfer.register(ledger, op.identity, op.label, group.name, op.shape, received, least)
+        transfer.observer = self.rank.observer if self.training else None
         self.in_flight[op.value] = transfer
+        self.program.transfers.append(transfer)
         self.program.bytes_least += least
+        self.program.framing_bytes += own.gloo_framing_bytes
         return transfer.start
 
-    def _sent(self, operation: str, group: Group, shards: int | list[int], dtype: str) -> tuple[int, int]:
-        algorithm = "direct" if operation == "send" else getattr(self.task.algorithms, operation)
-        sent = bytes_sent(operation, algorithm, shards, dtype, group.size, group.index)
-        return sent, bytes_least(operation, shards, dtype, group.size, group.index)
+    def _sent(self, operation: str, group: Group, shards: int | list[int], dtype: str) -> int:
+        algorithm = getattr(self.task.algorithms, operation)
+        return bytes_sent(operation, algorithm, shards, dtype, group.size, group.index)
 
     def _all_reduce(self, op: comm.AllReduce) -> Call:
         group = self.rank.world.group(op.group.name, op.group.ranks)
@@ -211,13 +225,14 @@ class Binder:
             tensor = self.rank.gradient_range(op.value, op.numel)
         else:
             tensor = self.tensor(op.value)
-        sent, least = self._sent("all_reduce", group, op.numel, op.dtype)
+        sent = self._sent("all_reduce", group, op.numel, op.dtype)
         launch = partial(native.all_reduce, group, tensor, op.reduction)
-        return self._started(op, Native("ring", launch, tensor, sent), group.name, least)
+        return self._started(op, Native("ring", launch, tensor, sent), group, op.numel)
 
     def _all_gather(self, op: comm.AllGather) -> Call:
         group = self.rank.world.group(op.group.name, op.group.ranks)
-        sent, least = self._sent("all_gather", group, _elements(op.sizes, op.shape), op.dtype)
+        shards = _elements(op.sizes, op.shape)
+        sent = self._sent("all_gather", group, shards, op.dtype)
         whole = self.tensor(op.value)
         blocks = _blocks(whole, op.sizes)
         if self.task.algorithms.all_gather == "direct":
@@ -225,11 +240,12 @@ class Binder:
         else:
             launch = partial(native.all_gather, group, whole.view(-1), blocks[group.index])
             transfer = Native(self.task.algorithms.all_gather, launch, whole, sent)
-        return self._started(op, transfer, group.name, least)
+        return self._started(op, transfer, group, shards)
 
     def _reduce_scatter(self, op: comm.ReduceScatter) -> Call:
         group = self.rank.world.group(op.group.name, op.group.ranks)
-        sent, least = self._sent("reduce_scatter", group, _elements(op.sizes, op.shape), op.dtype)
+        shards = _elements(op.sizes, op.shape)
+        sent = self._sent("reduce_scatter", group, shards, op.dtype)
         partial_sums, scratch = self.tensor(op.value), self.tensor(op.scratch)
         blocks = _blocks(partial_sums, op.sizes)
         own = blocks[group.index]
@@ -241,18 +257,17 @@ class Binder:
             launch = partial(native.reduce_scatter, group, result, partial_sums.view(-1), "sum")
             transfer = Native(self.task.algorithms.reduce_scatter, launch, own, sent)
             transfer.after(partial(own.copy_, result))
-        return self._started(op, transfer, group.name, least)
+        return self._started(op, transfer, group, shards)
 
     def _send(self, op: comm.Send) -> Call:
         group = self.rank.channel(op.peer > self.rank.world.rank)
-        _, least = self._sent("send", group, op.numel, op.dtype)
         transfer = by_hand.Send(group, self.tensor(op.value), group.place(op.peer))
-        return self._started(op, transfer, group.name, least)
+        return self._started(op, transfer, group, op.numel)
 
     def _recv(self, op: comm.Recv) -> Call:
         group = self.rank.channel(op.peer < self.rank.world.rank)
         transfer = by_hand.Recv(group, self.tensor(op.value), group.place(op.peer))
-        return self._started(op, transfer, group.name, 0)
+        return self._started(op, transfer, group, op.numel)
 
 
 def _blocks(whole: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:

@@ -118,6 +118,8 @@ def _show_bytes(console: Console, table: list[Row]) -> None:
         shown.add_column(name, justify="right")
     for operation in dict.fromkeys(entry["operation"] for entry in table):
         own = [entry for entry in table if entry["operation"] == operation]
+        if not any(entry["bytes_predicted"] or entry["bytes_sent"] for entry in own):
+            continue  # receives: their senders have a row
         same = all(entry["bytes_predicted"] == entry["bytes_sent"] for entry in own)
         sums = [sum(entry[key] for entry in own) for key in ("calls", "bytes_predicted", "bytes_sent")]
         shown.add_row(operation, *(f"{value:,}" for value in sums), "equal" if same else "DIFFERENT")

@@ -14,6 +14,7 @@ from torch import Tensor
 from collectives.gloo_traffic import ring_all_reduce_bytes
 from collectives.group import Group, World
 from collectives.ledger import Ledger
+from collectives.observer import Observer
 from collectives.traffic import ITEMSIZE
 from models.block import Block, Model, torch_dtype
 from strategies.compute import Update
@@ -26,6 +27,7 @@ from trainer.binding import Binder
 from trainer.config import OptimizerConfig
 from trainer.optimizer import FlatOptimizer
 from trainer.program import Call, Program
+from trainer.stopwatch import make_stopwatch
 
 CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 
@@ -56,6 +58,7 @@ class Rank:
         self.seed, self.clip_norm, self.profile = seed, clip_norm, profile
         self.device, self.dtype = world.device, torch_dtype(task.dtype)
         self.ledger, self.evaluation_ledger = Ledger(), Ledger()
+        self.observer, self.stopwatch = Observer(), make_stopwatch(world.device)
         self.layout = strategy.layout(model, world.size, task.dtype)
         self.held = self.layout.held(world.rank)
         self._open_groups()
@@ -154,26 +157,36 @@ class Rank:
 
     def _norm_bytes(self) -> int:
         """What the norm sends on the control group in a step."""
-        if not self.task.clips or not self._norm_crosses_ranks():
+        if not self.task.clips or not self.norm_crosses:
             return 0
         return ring_all_reduce_bytes(1, 8, self.world.size, self.world.rank)
 
-    def _norm_crosses_ranks(self) -> bool:
+    @property
+    def norm_crosses(self) -> bool:
         """Replicas have the whole norm each; shards and stages have a part of it."""
         return self.world.size > 1 and self.layout.replicas < self.world.size
 
-    def clip_gradients(self) -> None:
-        """Scale all gradients so that their global norm is at most `clip_norm`, as clip_grad_norm_ does."""
-        assert self.clip_norm is not None
+    def own_norm(self) -> None:
         torch.linalg.vector_norm(self.gradients, out=self._norm)
         self.gradient_norm.copy_(self._norm)
-        if self._norm_crosses_ranks():
-            self.gradient_norm.square_()
-            self.world.sum_on_control(self.gradient_norm)
-            self.gradient_norm.sqrt_()
+
+    def share_norm(self) -> None:
+        """From the norms of all ranks' parts to that of the whole."""
+        self.gradient_norm.square_()
+        self.world.sum_on_control(self.gradient_norm)
+        self.gradient_norm.sqrt_()
+
+    def scale_gradients(self) -> None:
+        """Scale all gradients so that their global norm is at most `clip_norm`, as clip_grad_norm_ does."""
+        assert self.clip_norm is not None
         torch.add(self.gradient_norm[0], CLIP_EPSILON, out=self._clip)
         self._clip.reciprocal_().mul_(self.clip_norm).clamp_(max=1.0)
         self.gradients.mul_(self._clip)
+
+    def clip_gradients(self) -> None:
+        """Norm and scaling where no other rank has a part of the norm."""
+        self.own_norm()
+        self.scale_gradients()
 
     def update_of(self, operation: Update) -> Call:
         """The optimizer step on these layers' part of the flat buffer; one optimizer per part."""

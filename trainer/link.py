@@ -6,14 +6,14 @@ Every rank measures together; rank 0 keeps the curve, as link_curve.json in the 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from collectives import link
 from collectives.bench import gather
 from collectives.group import World
-from collectives.traffic import ITEMSIZE
+from collectives.traffic import ITEMSIZE, Algorithms, algorithms_of
 from strategies.communication import Communication, Recv
 from strategies.schedule import Schedule
 from trainer.config import InputError
@@ -50,18 +50,29 @@ def check_link_file(plan: Plan) -> None:
                 ) from None
 
 
-def obtain_link(plan: Plan, world: World) -> link.LinkCurve | None:
-    """The link curve of this run; None on one rank, or where measuring is switched off.
+@dataclass(frozen=True)
+class Links:
+    """Curves of a run; None where there is nothing to measure, or measuring is switched off.
 
-    Every rank must call it; all have the same answer.
+    Args:
+        plan: what the plan counts on: the file's, or else what was measured.
+        here: measured at the start of this run.
+        best: measured with the algorithms of `auto`, where the run has others.
     """
+
+    plan: link.LinkCurve | None = None
+    here: link.LinkCurve | None = None
+    best: link.LinkCurve | None = None
+
+
+def obtain_links(plan: Plan, world: World) -> Links:
+    """Every rank must call it; all have the same answer."""
     config = plan.config.collectives
     if world.size == 1:
-        return None
-    if config.link_curve is not None:
-        return _load(config.link_curve)
+        return Links()
+    given = None if config.link_curve is None else _load(config.link_curve)
     if config.link_budget_s == 0:
-        return None
+        return Links(given)
     schedule = plan.strategy.schedule(plan.model, world.size, world.rank, plan.batch_rows[0], plan.task)
     largest = largest_messages(schedule)
     agreed = {
@@ -72,10 +83,20 @@ def obtain_link(plan: Plan, world: World) -> link.LinkCurve | None:
     }
     operations = [name for name, size in agreed.items() if size]
     if not operations:
-        return None
+        return Links(given)
     sizes = link.curve_sizes(math.ceil(max(agreed.values())))
-    algorithms = {name: getattr(plan.task.algorithms, name) for name in operations if name != "send"}
-    return link.measure_link(world, operations, sizes, algorithms, config.link_budget_s)
+    auto = algorithms_of(plan.backend, "auto")
+    budget_s = config.link_budget_s / (1 if plan.task.algorithms == auto else 2)
+
+    def measured(algorithms: Algorithms, names: list[str]) -> link.LinkCurve:
+        chosen = {name: getattr(algorithms, name) for name in names if name != "send"}
+        return link.measure_link(world, names, sizes, chosen, budget_s)
+
+    here = measured(plan.task.algorithms, operations)
+    best = None
+    if plan.task.algorithms != auto:
+        best = measured(auto, [name for name in operations if name != "send"])
+    return Links(given or here, here, best)
 
 
 def largest_messages(schedule: Schedule) -> dict[str, int]:

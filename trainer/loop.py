@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 
 from collectives.group import World
+from collectives.link import LinkCurve
 from trainer.config import RunConfig, TrainingStopped
 from trainer.control import Control, Gathered, gather_numbers, sum_over_ranks
 from trainer.data import Batch, Dataset, TrainLoader, eval_batches
 from trainer.executor import Rank
+from trainer.history import History
 from trainer.meter import Meter, StepInfo, peak_memory_bytes
 from trainer.optimizer import learning_rate
 from trainer.plan import Plan
 from trainer.profiling import Profiler
+from trainer.recorder import Recorder
+from trainer.rows import Rows
+from trainer.timeline import Timeline
 
 Row = dict[str, Any]
 
@@ -31,7 +36,9 @@ class StopRequest(Protocol):
 
 
 class Loop:
-    """Trains on one rank. Rank 0 gets every row through `on_row`, one step late.
+    """Trains on one rank. Rank 0 gets every row through `on_row`, a batch of steps at a time.
+
+    `on_verdict` is called on all ranks every `trainer.verdict_every` steps.
 
     After `run`, `stopped_by` is the signal that ended training early (0: none), and `steps_of` counts
     the steps that ran by their global rows.
@@ -45,11 +52,19 @@ class Loop:
         dataset: Dataset,
         stop: StopRequest,
         on_row: Callable[[Row], None],
+        link: LinkCurve | None = None,
+        on_verdict: Callable[[Loop], None] | None = None,
     ) -> None:
         self.plan, self.world, self.rank, self.dataset = plan, world, rank, dataset
         self.config: RunConfig = plan.config
-        self.stop, self.on_row = stop, on_row
-        self.meter, self.control = Meter(plan), Control(world)
+        self.stop = stop
+        self.on_verdict = on_verdict if plan.config.trainer.verdict_every else None
+        self.control = Control(world)
+        self._timelines: dict[int, Timeline] = {}
+        own = self.config.trainer
+        self.recorder = Recorder(world, rank, own.wire_every, own.max_steps - 1, self.timeline)
+        self.history = History(plan.batch_rows[0] if plan.batch_rows else 0, own.warmup_steps)
+        self.rows = Rows(Meter(plan), self.timeline, link, self.history, on_row)
         self.profiler = Profiler(self.config, world.rank)
         self.stopped_by = 0
         self.samples_seen = 0
@@ -57,7 +72,6 @@ class Loop:
         self.steps_of: dict[int, int] = {}
         self._sent = 0
         self._pending: StepInfo | None = None  # the step whose row is still under way
-        self._scores: dict[int, tuple[float | None, float | None]] = {}
 
     def run(self) -> None:
         """Train for `trainer.max_steps` steps, or until a signal.
@@ -66,19 +80,34 @@ class Loop:
             TrainingStopped: the loss or the parameters of a rank went wrong; all ranks raise alike.
         """
         config = self.config.trainer
-        loader = self._loader()
+        loader = self.loader()
         try:
             with torch.no_grad(), self.profiler:
-                self._steps(loader, config.max_steps)
+                for _ in self.steps(loader, config.max_steps):
+                    pass
         finally:
             loader.close()
+            self.rows.close()
 
-    def _steps(self, loader: TrainLoader, max_steps: int) -> None:
+    def timeline(self, rows: int) -> Timeline:
+        """How the stamps of steps on batches of `rows` are read."""
+        if rows not in self._timelines:
+            schedules = self.plan.schedules(rows)
+            self._timelines[rows] = Timeline(schedules, self.rank.norm_crosses, self.plan.is_pipeline)
+        return self._timelines[rows]
+
+    def steps(self, loader: TrainLoader, max_steps: int) -> Iterator[int]:
+        """Run the steps one by one; yields after each, and ends what is under way after the last."""
         config = self.config.trainer
         mark = time.perf_counter()
         for step in range(max_steps):
-            info = self._train(step, next(loader))
+            asked = time.perf_counter()
+            batch = next(loader)
+            taken = time.perf_counter()
+            self.recorder.begin(step)
+            info = self._train(step, batch)
             now = time.perf_counter()
+            self.recorder.record(step, info.rows, (mark, asked, taken), self.rank.program(info.rows), now)
             gathered = self.control.exchange(step, self._numbers(info, now - mark))
             mark = now
             if gathered is not None and self._settle(gathered):
@@ -88,11 +117,29 @@ class Loop:
                 self._compare_replicas(step)
                 mark = time.perf_counter()
             if step + 1 == max_steps or (config.eval_every and (step + 1) % config.eval_every == 0):
-                self._scores[step] = self.evaluate()
+                self._score(step)
                 mark = time.perf_counter()
+            if self.on_verdict and (step + 1) % config.verdict_every == 0 and step + 1 < max_steps:
+                self._exchange_stamps()
+                self._exchange_stamps()
+                self.on_verdict(self)
+                mark = time.perf_counter()
+            yield step
         self._pending = self.last
         if (gathered := self.control.complete()) is not None:
             self._settle(gathered)
+        self._exchange_stamps()
+        self._exchange_stamps()
+
+    def _score(self, step: int) -> None:
+        before = self.recorder.wire_bytes()
+        self.rows.score(step, self.evaluate())
+        self.recorder.skip_wire(before)
+
+    def _exchange_stamps(self) -> None:
+        """Take in the batch of stamps under way, and send the next; all ranks at the same step."""
+        self.rows.stamped(self.recorder.receive())
+        self.recorder.send()
 
     def _train(self, step: int, batch: Batch) -> StepInfo:
         rank, config = self.rank, self.config
@@ -126,16 +173,22 @@ class Loop:
             float(self.stop.requested),
             self._sent,
             rank.program(info.rows).bytes_least,
-            self.control.sent_bytes + rank.control_bytes,
+            self.control.sent_bytes + rank.control_bytes + self.recorder.take_sent_bytes(),
             peak_memory_bytes(rank.device),
         )
 
     def _settle(self, gathered: Gathered) -> bool:
-        """Write the step's row; whether all ranks stop here."""
-        self._write(gathered)
+        """Take in the step's numbers; whether all ranks stop here."""
+        if self.world.rank == 0:
+            assert self._pending is not None and self._pending.step == gathered.step
+            self.rows.add(self._pending, gathered)
+        if self.recorder.is_due(float(gathered["step_time_s"].max())):
+            self._exchange_stamps()
         bad = gathered["is_bad"]
         if bad.any():
             self.control.complete()
+            self._exchange_stamps()
+            self._exchange_stamps()
             first = int(bad.argmax())
             loss, norm = float(gathered["loss_share"].sum()), float(gathered["gradient_norm"][first])
             what = f"gradient norm is {norm}" if math.isfinite(loss) else f"loss is {loss}"
@@ -145,17 +198,6 @@ class Loop:
             )
         self.stopped_by = self.stopped_by or int(gathered["stop_signal"].max())
         return bool(self.stopped_by)
-
-    def _write(self, gathered: Gathered) -> None:
-        if self.world.rank != 0:
-            return
-        info = self._pending
-        assert info is not None and info.step == gathered.step
-        row = self.meter.row(info, gathered)
-        if info.step in self._scores:
-            row["eval_loss"], row["eval_accuracy"] = self._scores.pop(info.step)
-            row["phase"] = "train+eval"
-        self.on_row(row)
 
     def evaluate(self) -> tuple[float | None, float | None]:
         """Mean loss and share of right classes (None for regression) over the held-out rows."""
@@ -197,7 +239,7 @@ class Loop:
                 "replicas have drifted apart and training cannot go on"
             )
 
-    def _loader(self) -> TrainLoader:
+    def loader(self) -> TrainLoader:
         config, world, strategy = self.config, self.world, self.plan.strategy
         wants = strategy.takes(world.size, world.rank)
         return TrainLoader(

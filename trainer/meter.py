@@ -8,12 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from trainer.control import Gathered
 from trainer.plan import Plan
+from trainer.timeline import SPLIT, Observation
 
-Counted = Mapping[str, Sequence[int]]
+OBSERVED_KEYS = ("overlap", "achieved_bandwidth_GBps", "link_fraction")
+
+COUNTED = ("bytes_sent", "bytes_received", "bytes_least")
 
 GIGA = 1e9
 RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # getrusage(2)
@@ -28,6 +32,16 @@ class StepInfo:
     rows: int
     samples_seen: int
     learning_rate: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the stamps of a step show: by key [ranks]; the rest only of an observed step."""
+
+    split: Mapping[str, np.ndarray]
+    observed: Sequence[Observation] | None
+    wire_bytes: Sequence[int | None]
+    wire_steps: int | None
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -47,6 +61,7 @@ class Meter:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.is_pipeline = plan.is_pipeline
         self._predicted: dict[tuple[int, int], int] = {}
 
     def predicted(self, rows: int, rank: int) -> int:
@@ -58,8 +73,11 @@ class Meter:
             self._predicted[key] = sum(table.values())
         return self._predicted[key]
 
-    def row(self, info: StepInfo, gathered: Gathered) -> dict[str, Any]:
-        """The row of a step. Time is the slowest rank's, bytes those of the rank that sends most."""
+    def row(self, info: StepInfo, gathered: Gathered, measured: Measured | None) -> dict[str, Any]:
+        """The row of a step. Time is the slowest rank's, bytes and split those of the rank that sends most.
+
+        Without `measured`, a step whose stamps were lost with the run, what they show is null.
+        """
         plan = self.plan
         step_time_s = float(gathered["step_time_s"].max())
         sent = gathered["bytes_sent"]
@@ -79,36 +97,69 @@ class Meter:
             "step_time_s": step_time_s,
             "samples_per_s": info.rows / step_time_s,
             "flops_per_s": plan.model.step_flops(info.rows) / step_time_s,
+            **self._split(headline, measured),
             "bytes_sent": int(sent[headline]),
             "bytes_sent_total": int(sent.sum()),
             "bytes_predicted": self.predicted(info.rows, headline),
             "bytes_least": int(gathered["bytes_least"][headline]),
+            "bytes_wire": None if measured is None else measured.wire_bytes[headline],
+            "wire_steps": None if measured is None else measured.wire_steps,
             "bytes_control": int(gathered["bytes_control"][headline]),
             "effective_bandwidth_GBps": bandwidth_GBps(float(sent[headline]), step_time_s),
+            **self._observed(headline, int(sent[headline]), measured),
+            "bubble_fraction": self._bubble(headline, gathered, measured),
             "bubble_expected": plan.strategy.bubble_expected(plan.world_size, info.rows),
             "peak_memory_bytes": int(gathered["peak_memory_bytes"].max()),
         }
         if plan.world_size > 1:
             for rank in range(plan.world_size):
-                row |= self._rank_row(rank, gathered)
+                row |= self._rank_row(rank, gathered, measured)
         return row
 
-    def _rank_row(self, rank: int, gathered: Gathered) -> dict[str, Any]:
+    def _rank_row(self, rank: int, gathered: Gathered, measured: Measured | None) -> dict[str, Any]:
         time_s, sent = float(gathered["step_time_s"][rank]), int(gathered["bytes_sent"][rank])
+        own = {
+            "step_time_s": time_s,
+            **self._split(rank, measured),
+            "bytes_sent": sent,
+            "bytes_wire": None if measured is None else measured.wire_bytes[rank],
+            "effective_bandwidth_GBps": bandwidth_GBps(sent, time_s),
+            **self._observed(rank, sent, measured),
+            "bubble_fraction": self._bubble(rank, gathered, measured),
+            "peak_memory_bytes": int(gathered["peak_memory_bytes"][rank]),
+        }
+        return {f"rank/{rank}/{key}": value for key, value in own.items()}
+
+    def _split(self, rank: int, measured: Measured | None) -> dict[str, float | None]:
+        if measured is None:
+            return dict.fromkeys(SPLIT)
+        return {key: float(measured.split[key][rank]) for key in SPLIT}
+
+    def _observed(self, rank: int, sent: int, measured: Measured | None) -> dict[str, float | None]:
+        if measured is None or measured.observed is None:
+            return dict.fromkeys(OBSERVED_KEYS)
+        own = measured.observed[rank]
+        known = own.curve_s is not None and own.sending_s
         return {
-            f"rank/{rank}/step_time_s": time_s,
-            f"rank/{rank}/bytes_sent": sent,
-            f"rank/{rank}/effective_bandwidth_GBps": bandwidth_GBps(sent, time_s),
-            f"rank/{rank}/peak_memory_bytes": int(gathered["peak_memory_bytes"][rank]),
+            "overlap": own.overlap,
+            "achieved_bandwidth_GBps": bandwidth_GBps(sent, own.busy_s) if own.busy_s else None,
+            "link_fraction": own.curve_s / own.sending_s if known else None,  # type: ignore[operator]
         }
 
+    def _bubble(self, rank: int, gathered: Gathered, measured: Measured | None) -> float | None:
+        if measured is None or not self.is_pipeline:
+            return None
+        return float(measured.split["idle_s"][rank]) / float(gathered["step_time_s"][rank])
 
-def byte_table(plan: Plan, steps_of: dict[int, int], counted: Sequence[Counted]) -> list[dict[str, Any]]:
-    """Predicted against counted bytes over a run, a row per operation and rank that sends in it.
+
+def byte_table(
+    plan: Plan, steps_of: dict[int, int], counted: Sequence[Sequence[Mapping[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Predicted against counted bytes over a run, a row per operation and rank that takes part in it.
 
     Args:
         steps_of: global rows -> steps that ran on that many.
-        counted: of every rank, operation -> (calls, bytes) from its ledger.
+        counted: of every rank, its ledger's rows by operation.
     """
     rows_of_table = []
     for rank, own in enumerate(counted):
@@ -117,16 +168,25 @@ def byte_table(plan: Plan, steps_of: dict[int, int], counted: Sequence[Counted])
             table = plan.strategy.bytes_predicted(plan.model, plan.world_size, rank, rows, plan.task)
             for name, sent in table.items():
                 predicted[name] = predicted.get(name, 0) + steps * sent
-        for name in sorted(own.keys() | predicted.keys()):
-            calls, sent = own.get(name, (0, 0))
-            if name in predicted or sent:
-                rows_of_table.append(
-                    {
-                        "operation": name,
-                        "rank": rank,
-                        "calls": calls,
-                        "bytes_predicted": predicted.get(name, 0),
-                        "bytes_sent": sent,
-                    }
-                )
+        for name in sorted({row["operation"] for row in own} | predicted.keys()):
+            parts = [row for row in own if row["operation"] == name]
+            shapes = list(dict.fromkeys(row["shape"] for row in parts))
+            rows_of_table.append(
+                {
+                    "operation": name,
+                    "shape": shapes[0] if len(shapes) == 1 else f"{len(shapes)} shapes",
+                    "rank": rank,
+                    "calls": sum(row["calls"] for row in parts),
+                    "bytes_predicted": predicted.get(name, 0),
+                    **{key: sum(row[key] for row in parts) for key in COUNTED},
+                }
+            )
     return rows_of_table
+
+
+def wire_table(totals: Sequence[Mapping[str, int]]) -> list[dict[str, Any]]:
+    """What left each rank over the steps up to its last reading of the kernel's count; null without one."""
+    return [
+        {"rank": rank, **(own if own["bytes_wire"] else {**own, "bytes_wire": None})}
+        for rank, own in enumerate(totals)
+    ]

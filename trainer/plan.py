@@ -62,6 +62,11 @@ class Plan:
         sizes = [size] if rows >= size else []
         return tuple([*sizes, rows % size] if rows % size else sizes)
 
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether ranks are stages, which idle where others wait."""
+        return self.strategy.bubble_expected(self.world_size, self.config.data.batch_size) is not None
+
     def schedules(self, rows: int, training: bool = True) -> list[Schedule]:
         """Schedules of all ranks for a batch of `rows` global rows."""
         make = self.strategy.schedule if training else self.strategy.evaluation

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
+from collectives.transfer import Transfer
 from models.block import Context
 from strategies.schedule import Schedule
 
@@ -36,14 +39,22 @@ class Filled:
 
 @dataclass
 class Program:
-    """What one rank runs for one batch size."""
+    """What one rank runs for one batch size.
+
+    `marks` are the clock's readings of the last run: before every call, and after the last. `transfers` are
+    in the order in which they start; `framing_bytes` is what gloo sends beside their payload.
+    """
 
     schedule: Schedule
     calls: list[Call] = field(default_factory=list)
     inputs: list[Filled] = field(default_factory=list)
     targets: list[Filled] = field(default_factory=list)
     contexts: list[Context] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
     bytes_least: int = 0
+    framing_bytes: int = 0
+    clock: Callable[[], Any] = time.perf_counter
+    marks: list[Any] = field(default_factory=list)
 
     def load(self, inputs: Tensor | None, targets: Tensor | None) -> None:
         """Copy this rank's rows, [rows, ...], into the buffers that the operations read."""
@@ -56,5 +67,10 @@ class Program:
         """One step, or one evaluation batch."""
         for context in self.contexts:
             context.step = step
+        clock, marks = self.clock, self.marks
+        marks.clear()
+        mark = marks.append
         for call in self.calls:
+            mark(clock())
             call()
+        mark(clock())

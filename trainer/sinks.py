@@ -13,7 +13,7 @@ import os
 import platform
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -173,10 +173,16 @@ class Sinks:
         self._last.update((key, record[key]) for key in self._last if record.get(key) is not None)
         self._wandb = tell_wandb(self._wandb, "write", record)
 
-    def close(self, summary: dict[str, Any], exit_code: int) -> None:
+    def close(
+        self,
+        summary: dict[str, Any],
+        exit_code: int,
+        media: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
         """Writes summary.json and ends the W&B run. Called again, it does nothing.
 
-        `summary` may hold anything plain; `error` (one sentence) and `status` are read.
+        `summary` may hold anything plain; `error` (one sentence) and `status` are read. `media` is called
+        once summary.json is there, for what W&B is to show besides (see `trainer.wandb_sink`).
 
         Raises:
             OSError: summary.json cannot be written.
@@ -188,6 +194,7 @@ class Sinks:
             self._metrics.close()
             text = json.dumps(record, indent=2, allow_nan=False) + "\n"
             write_atomically(self._run_dir / "summary.json", text)
+            record = {**record, **({"media": shown} if (shown := dict(media())) else {})}
         finally:
             self._wandb = tell_wandb(self._wandb, "close", record, exit_code)
 
@@ -290,7 +297,7 @@ def write_atomically(path: Path, text: str) -> None:
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with temporary.open("w") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -41,7 +41,8 @@ AT_LEAST_ONE = (
 AT_LEAST_ZERO = (
     "seed strategy.bucket_mb data.eval_samples data.prefetch data.noise optimizer.weight_decay "
     "lr_schedule.warmup_steps collectives.link_budget_s trainer.eval_every trainer.warmup_steps "
-    "trainer.checksum_every trainer.profile"
+    "trainer.checksum_every trainer.wire_every trainer.verdict_budget_s trainer.verdict_every "
+    "trainer.profile"
 ).split()
 ABOVE_ZERO = (
     "optimizer.lr optimizer.eps trainer.clip_grad_norm collectives.timeout_s logger.timeout_s"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,19 +14,26 @@ import torch.distributed as dist
 from rich.console import Console
 
 from collectives.group import World
-from collectives.link import LinkCurve
 from trainer.config import InputError, RunConfig
 from trainer.console import ProgressLine, show_summary
 from trainer.control import gather_json
 from trainer.data import load_dataset
 from trainer.device import rank_device
 from trainer.executor import Rank
-from trainer.link import check_link_file, keep, obtain_link
+from trainer.judging import run_probes, write_verdict
+from trainer.link import Links, check_link_file, keep, obtain_links
 from trainer.loop import Loop
-from trainer.meter import byte_table
+from trainer.meter import byte_table, wire_table
 from trainer.plan import Plan, make_plan
+from trainer.probe import Probes
+from trainer.rank import cores
+from trainer.remedies import Remedies
+from trainer.report_page import NAME as REPORT_FILE
+from trainer.report_page import write_report
 from trainer.signals import StopFlag
 from trainer.sinks import Sinks, open_sinks
+from trainer.trace import write_trace
+from trainer.verdict import Judge
 
 KEPT_ROWS = 10_000  # rows of the steady state that the closing lines take their medians from
 
@@ -59,9 +68,17 @@ def run(
     world = World(rank, world_size, plan.backend, config.collectives.timeout_s, store, device)
     try:
         trainer = make_rank(plan, world)
-        link = obtain_link(plan, world)
-        output = Output(config, plan, local_world_size, stop, link) if rank == 0 else None
-        loop = Loop(plan, world, trainer, dataset, stop, output.write if output else _ignore)
+        links = obtain_links(plan, world)
+        output = Output(config, plan, local_world_size, stop, links) if rank == 0 else None
+        on_row = output.write if output else _ignore
+
+        def on_verdict(loop: Loop) -> None:
+            ended = Ended(probes=_probes(loop))
+            if output is not None:
+                step = loop.last.step if loop.last else 0
+                _log.info("verdict after step %d: %s", step, output.judge(loop, ended))
+
+        loop = Loop(plan, world, trainer, dataset, stop, on_row, links.plan, on_verdict)
         return _train(loop, output)
     finally:
         world.close()
@@ -95,19 +112,44 @@ def _train(loop: Loop, output: Output | None) -> int:
         error = reason
         raise
     finally:
-        tables = gather_json(loop.world, loop.rank.ledger.by_label()) if error is None else []
+        ended = Ended()
+        if error is None:
+            ended = _gather(loop)
         if output is not None:
-            output.close(loop, tables, error)
+            output.close(loop, ended, error)
     return 128 + loop.stopped_by if loop.stopped_by else 0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What all ranks say at the end of a run; empty where it broke off. By rank, but for the probes."""
+
+    operations: Sequence[list[dict[str, Any]]] = ()
+    wire: Sequence[dict[str, int]] = ()
+    probes: Probes = field(default_factory=Probes)
+
+
+def _gather(loop: Loop) -> Ended:
+    world, rank = loop.world, loop.rank
+    own = [rank.ledger.by_operation(), loop.recorder.totals]
+    operations, wire = zip(*gather_json(world, own), strict=True)
+    waits = not loop.stopped_by and loop.last is not None  # who asked to stop does not want to wait
+    return Ended(operations, wire, _probes(loop) if waits else Probes())
+
+
+def _probes(loop: Loop) -> Probes:
+    return run_probes(loop.plan, loop.world, loop.rank, loop.config.trainer.verdict_budget_s)
 
 
 class Output:
     """Rank 0's side of a run: sinks, progress line and closing lines."""
 
     def __init__(
-        self, config: RunConfig, plan: Plan, local_world_size: int, stop: StopFlag, link: LinkCurve | None
+        self, config: RunConfig, plan: Plan, local_world_size: int, stop: StopFlag, links: Links
     ) -> None:
-        self.config, self.plan, self.stop = config, plan, stop
+        self.config, self.plan, self.stop, self.links = config, plan, stop, links
+        busy = local_world_size * torch.get_num_threads()
+        self.cpu_is_shared = plan.device_type == "cpu" and busy >= cores()
         environment = {
             "threads_per_rank": torch.get_num_threads(),
             "world_size": plan.world_size,
@@ -117,7 +159,8 @@ class Output:
             "algorithms": asdict(plan.task.algorithms),
         }
         self.sinks: Sinks = open_sinks(config, environment)
-        self.link = [] if link is None else keep(link, config.run_dir)
+        curve = links.here or links.plan
+        self.link = [] if curve is None else keep(curve, config.run_dir)
         stop.on_emergency.append(self._emergency)
         self.console = Console()
         self.progress = ProgressLine(config, self.console)
@@ -131,24 +174,29 @@ class Output:
         self.progress.show(row)
         self.sinks.write(row)
 
-    def close(self, loop: Loop, tables: list[dict[str, Any]], error: Exception | None) -> None:
+    def close(self, loop: Loop, ended: Ended, error: Exception | None) -> None:
         self.progress.close()
         summary: dict[str, Any] = {"link": self.link} if self.link else {}
         table: list[dict[str, Any]] = []
         headline = 0
-        if tables and loop.steps_of:
-            totals = [sum(sent for _, sent in counted.values()) for counted in tables]
+        if ended.operations and loop.steps_of:
+            totals = [sum(row["bytes_sent"] for row in rows) for rows in ended.operations]
             headline = totals.index(max(totals))
-            table = byte_table(self.plan, loop.steps_of, tables)
+            table = byte_table(self.plan, loop.steps_of, ended.operations)
             summary["bytes_by_operation"] = table
+            summary["operations"] = [
+                {"rank": rank, **row} for rank, rows in enumerate(ended.operations) for row in rows
+            ]
             summary["headline_rank"] = headline
+            summary["wire"] = wire_table(ended.wire)
         if error is not None:
             summary["error"] = str(error)
         code = 2 if isinstance(error, InputError) else 1 if error is not None else 0
         if loop.stopped_by:
             code = 128 + loop.stopped_by
             summary["stopped_by_signal"] = loop.stopped_by
-        self.sinks.close(summary, code)
+        verdict = self.judge(loop, ended)
+        self.sinks.close(summary, code, self._report)
         if error is None:
             show_summary(
                 self.console,
@@ -159,6 +207,42 @@ class Output:
                 self.config.run_dir,
                 self.link,
             )
+            self.console.print(f"verdict  {verdict}", highlight=False, soft_wrap=True)
+            if Path(self.config.run_dir, REPORT_FILE).exists():
+                where = Path(self.config.run_dir, REPORT_FILE)
+                self.console.print(f"report  {where}", highlight=False, soft_wrap=True)
+
+    def judge(self, loop: Loop, ended: Ended) -> str:
+        """Write trace.json and verdict.json; the verdict in words. What goes wrong costs a warning."""
+        if loop.last is None:
+            return "there is none: no step has run"
+        folder = Path(self.config.run_dir)
+        try:
+            last = loop.history.last
+            if last:
+                clocks = loop.recorder.clocks
+                write_trace(loop.timeline(last[0].recorded.rows), last, folder, clocks.error_s)
+            timeline = loop.timeline(self.plan.batch_rows[0])
+            remedies = Remedies(self.plan, self.links, self.cpu_is_shared, ended.probes)
+            judge = Judge(self.plan, timeline, loop.history, remedies)
+            return str(write_verdict(judge.verdict(), folder)["sentence"])
+        except Exception as error:
+            _log.warning("there is no verdict (%s: %s)", type(error).__name__, error, exc_info=True)
+            return "there is none; the log says why"
+
+    def _report(self) -> dict[str, str]:
+        """Write report.html; what W&B is to show of it. What goes wrong costs a warning."""
+        if not self.config.trainer.report:
+            return {}
+        try:
+            return {"html": str(write_report(Path(self.config.run_dir)))}
+        except ImportError:
+            _log.warning(
+                "report.html is left out: plotly is not installed (pip install 'splitmeter[report]')"
+            )
+        except Exception as error:
+            _log.warning("there is no report (%s: %s)", type(error).__name__, error, exc_info=True)
+        return {}
 
     def _emergency(self) -> None:
         """The loop did not return in time after a signal: complete the folder without it."""

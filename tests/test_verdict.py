@@ -1,0 +1,299 @@
+"""Costs, changes and the verdict, from stamps chosen by hand; test_planted.py plants causes in real runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives.link import Curve, LinkCurve, Point
+from strategies.simulator import simulate
+from trainer.config import DataConfig, LoggerConfig, ModelConfig, RunConfig, StrategyConfig, TrainerConfig
+from trainer.costs import PlanCosts, UnknownCost, measure
+from trainer.history import History, Kept
+from trainer.judging import sentence, write_verdict
+from trainer.link import Links
+from trainer.matching import Matching
+from trainer.plan import Plan, make_plan
+from trainer.recorder import Recorded
+from trainer.remedies import Remedies
+from trainer.slowness import slow_rank
+from trainer.spans import COMPUTE, LAUNCH, WAIT
+from trainer.timeline import HEAD, Timeline
+from trainer.trace import write_trace
+from trainer.verdict import Judge
+from trainer.whatif import changes, rebalanced
+
+MS = 1e-3
+
+
+def plan_of(strategy: StrategyConfig, size: int = 2, **changed: Any) -> Plan:
+    run = RunConfig(
+        run_dir="/nonexistent",
+        model=ModelConfig(num_layers=4, hidden_dim=8),
+        strategy=strategy,
+        data=DataConfig(name="synthetic", batch_size=16, num_samples=64, eval_samples=0),
+        trainer=TrainerConfig(warmup_steps=0),
+        logger=LoggerConfig(name="none"),
+    )
+    return make_plan(dataclasses.replace(run, **changed), size)
+
+
+def stamps(
+    plan: Plan, compute_s: dict[int, float], transfer_s: float, launch_s: float = 0.1 * MS, steps: int = 4
+) -> list[list[np.ndarray]]:
+    """[steps][ranks] records of a collective plan: all ranks start a step together, every wait ends when the
+    transfer, which starts with the last rank and has the channel to itself, is over."""
+    schedules = plan.schedules(plan.batch_rows[0])
+    tracks = Matching(schedules, False).tracks
+    found = []
+    begin = 0.0
+    for _ in range(steps):
+        clocks = [begin + 1 * MS] * plan.world_size
+        marks: list[list[float]] = [[] for _ in clocks]
+        arrived: dict[int, float] = {}
+        free, done = 0.0, {}
+        for places in itertools.zip_longest(*(track.spans for track in tracks)):
+            for rank, span in enumerate(places):
+                marks[rank].append(clocks[rank])
+                if span.kind == COMPUTE:
+                    clocks[rank] += compute_s[rank]
+                elif span.kind == LAUNCH:
+                    number = dict(tracks[rank].starts)[len(marks[rank]) - 1]
+                    arrived[number] = max(arrived.get(number, 0.0), clocks[rank])
+                    clocks[rank] += launch_s
+            waits = [dict(track.waits).get(len(marks[0]) - 1) for track in tracks]
+            if places[0].kind == WAIT:
+                number = waits[0]
+                if number not in done:
+                    free = done[number] = max(arrived[number], free) + transfer_s  # type: ignore[index]
+                clocks = [max(clock, done[number]) for clock in clocks]  # type: ignore[index]
+        end = max(clocks) + 1 * MS
+        found.append(
+            [np.array([begin, begin, begin, *marks[r], clocks[r], end]) for r in range(plan.world_size)]
+        )
+        begin = end
+    return found
+
+
+def history_of(plan: Plan, records: list[list[np.ndarray]]) -> History:
+    history = History(plan.batch_rows[0], 0)
+    for step, own in enumerate(records):
+        history.add(step, Recorded(plan.batch_rows[0], False, own, [None] * plan.world_size))
+    return history
+
+
+def timeline_of(plan: Plan) -> Timeline:
+    return Timeline(plan.schedules(plan.batch_rows[0]), False, plan.is_pipeline)
+
+
+NOT_OVERLAPPED = StrategyConfig("ddp", overlap=False, bucket_mb=0)
+
+
+def test_costs_are_those_that_the_stamps_were_made_of() -> None:
+    """Computing 2 ms an operation on rank 0, 1 ms on rank 1; transfers of 3 ms; launches of 0.1 ms."""
+    plan = plan_of(NOT_OVERLAPPED)
+    history = history_of(plan, stamps(plan, {0: 2 * MS, 1: 1 * MS}, 3 * MS))
+    schedules = plan.schedules(16)
+    for costs in measure(timeline_of(plan), schedules, history):
+        for (rank, _), seconds in costs.computes.items():
+            assert seconds == pytest.approx((2 - rank) * MS)
+        assert all(seconds == pytest.approx(0.1 * MS) for seconds in costs.launches.values())
+        assert all(seconds == pytest.approx(3 * MS) for seconds in costs.transfers.values())
+        assert costs.before[0] == pytest.approx((0, 1 * MS)) and costs.norm_s == 0
+
+
+def test_the_simulator_gives_the_step_that_was_stamped() -> None:
+    plan = plan_of(NOT_OVERLAPPED)
+    records = stamps(plan, {0: 2 * MS, 1: 2 * MS}, 3 * MS)
+    schedules = plan.schedules(16)
+    costs = measure(timeline_of(plan), schedules, history_of(plan, records))[0]
+    expected = records[0][0][-1] - records[0][0][0]
+    found = simulate(schedules, PlanCosts(costs, schedules), pipeline=False)
+    assert found.step_time_s == pytest.approx(expected, rel=1e-6)
+
+
+def test_too_few_steps_say_nothing() -> None:
+    plan = plan_of(NOT_OVERLAPPED)
+    history = history_of(plan, stamps(plan, {0: MS, 1: MS}, MS, steps=2))
+    with pytest.raises(UnknownCost, match="2 steps after warm-up say too little; run at least 3"):
+        measure(timeline_of(plan), plan.schedules(16), history)
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(), False)).verdict()
+    assert verdict.cause == "none" and verdict.missing == (
+        "2 steps after warm-up say too little; run at least 3",
+    )
+    assert sentence(verdict).endswith("run at least 3.")
+
+
+def test_no_step_gives_no_verdict() -> None:
+    plan = plan_of(NOT_OVERLAPPED)
+    judge = Judge(plan, timeline_of(plan), History(16, 0), Remedies(plan, Links(), False))
+    assert sentence(judge.verdict()) == "There is no verdict: no step after warm-up."
+
+
+# What a change gives back
+
+
+def test_overlap_off_is_named_with_what_it_costs(tmp_path: Path) -> None:
+    """Four layers with weight and bias, eight reductions of 3 ms at the end, one after the other.
+
+    A step: 1 ms of host, 4 forwards, a loss and 8 backwards of 1 ms, eight launches, 24 ms of transfers, 8
+    updates of which the last comes after all, 1 ms. Launched under backward, the first transfer starts 2
+    backward operations after the loss and the last cannot be over before 24 ms later: 6 ms of backward are
+    hidden, and what the launches take.
+    """
+    plan = plan_of(NOT_OVERLAPPED)
+    records = stamps(plan, {0: MS, 1: MS}, 3 * MS)
+    judge = Judge(plan, timeline_of(plan), history_of(plan, records), Remedies(plan, Links(), False))
+    verdict = judge.verdict()
+    assert verdict.cause == "no_overlap" and verdict.finding is not None
+    assert verdict.finding.override == "strategy.overlap=true"
+    assert 6 * MS <= verdict.finding.gain_s <= 7 * MS
+    assert verdict.wall == "link"
+    record = write_verdict(verdict, tmp_path)
+    assert json.loads((tmp_path / "verdict.json").read_text()) == record
+    assert record["gain_s"] == pytest.approx(record["step_time_s"] - record["predicted_step_time_s"])
+    assert "set strategy.overlap=true" in record["sentence"]
+
+
+def curve(verb: str, times: dict[int, float], algorithm: str = "ring") -> LinkCurve:
+    points = tuple(Point(size, algorithm, s, s, s, 3, 0.0) for size, s in sorted(times.items()))
+    return LinkCurve([Curve(verb, 2, points)], {})
+
+
+def test_small_messages_are_named_by_the_link_curve() -> None:
+    """Eight reductions of 3 ms would be one of 3 ms: the curve is flat."""
+    plan = plan_of(StrategyConfig("ddp", bucket_mb=0))
+    records = stamps(plan, {0: 0.1 * MS, 1: 0.1 * MS}, 3 * MS)
+    flat = curve("all_reduce", {16: 3 * MS, 2**20: 3 * MS})
+    verdict = Judge(
+        plan, timeline_of(plan), history_of(plan, records), Remedies(plan, Links(flat, flat), False)
+    ).verdict()
+    assert verdict.cause == "small_messages" and verdict.finding is not None
+    assert 20 * MS <= verdict.finding.gain_s <= 22 * MS
+
+
+def test_a_link_slower_than_planned_is_named() -> None:
+    """The plan counts on 0.1 ms where the run measures 3 ms.
+
+    2.8 ms shorter: starting it takes 0.1 ms already, and the wait for what is complete then as long.
+    """
+    plan = plan_of(StrategyConfig("ddp", bucket_mb=25))
+    records = stamps(plan, {0: 0.1 * MS, 1: 0.1 * MS}, 3 * MS)
+    planned, here = (curve("all_reduce", {16: s * MS, 2**20: s * MS}) for s in (0.1, 3))
+    judge = Judge(
+        plan, timeline_of(plan), history_of(plan, records), Remedies(plan, Links(planned, here), False)
+    )
+    verdict = judge.verdict()
+    assert verdict.cause == "wrong_link" and verdict.finding is not None
+    assert verdict.finding.gain_s == pytest.approx(2.8 * MS, rel=0.01)
+
+
+def test_a_slow_rank_is_named() -> None:
+    """Rank 1 takes 1.5 ms where rank 0 takes 1: 13 operations of 0.5 ms until the first reduction."""
+    plan = plan_of(StrategyConfig("ddp"))
+    history = history_of(plan, stamps(plan, {0: 1 * MS, 1: 1.5 * MS}, 1 * MS))
+    found = slow_rank(timeline_of(plan), plan.schedules(16), history)
+    assert found is not None and found.rank == 1
+    assert all(factor == pytest.approx(2 / 3) for factor in found.factors.values())
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(), False)).verdict()
+    assert (verdict.cause, verdict.finding and verdict.finding.rank) == ("slow_rank", 1)
+    assert verdict.finding is not None and verdict.finding.gain_s == pytest.approx(13 * 0.5 * MS, rel=0.01)
+    assert "rank 1 takes longer" in sentence(verdict)
+
+
+def test_ranks_that_are_late_in_turns_are_not_slow() -> None:
+    plan = plan_of(StrategyConfig("ddp"))
+    records = [stamps(plan, {0: (1 + k % 2) * MS, 1: (2 - k % 2) * MS}, MS, steps=1)[0] for k in range(8)]
+    assert slow_rank(timeline_of(plan), plan.schedules(16), history_of(plan, records)) is None
+
+
+def test_healthy_is_what_no_change_makes_faster() -> None:
+    plan = plan_of(StrategyConfig("ddp"))
+    cheap = curve("all_reduce", {16: 0.1 * MS, 2**20: 0.1 * MS})
+    history = history_of(plan, stamps(plan, {0: 5 * MS, 1: 5 * MS}, 0.1 * MS))
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(cheap, cheap), False)).verdict()
+    assert (verdict.wall, verdict.cause, verdict.too_noisy) == ("compute", "none", False)
+    assert "No single change of the configuration" in sentence(verdict)
+
+
+def test_noise_above_the_gain_is_said() -> None:
+    """Steps between 20 and 60 ms: nothing of 5 % can be told apart."""
+    plan = plan_of(StrategyConfig("ddp"))
+    records = [stamps(plan, {0: s * MS, 1: s * MS}, 0.1 * MS, steps=1)[0] for s in (1, 2, 3, 4, 1, 3)]
+    judge = Judge(plan, timeline_of(plan), history_of(plan, records), Remedies(plan, Links(), False))
+    verdict = judge.verdict()
+    assert verdict.cause == "none" and verdict.too_noisy
+    assert "too noisy to tell" in sentence(verdict)
+
+
+# Changes
+
+
+def test_what_can_be_changed() -> None:
+    def causes(strategy: StrategyConfig, **changed: Any) -> set[str]:
+        return {change.cause for change in changes(plan_of(strategy, **changed))}
+
+    assert causes(StrategyConfig("ddp", overlap=False)) == {"no_overlap", "small_messages"}
+    assert causes(StrategyConfig("tensor")) == set()
+    assert causes(StrategyConfig("pipeline", microbatches=4)) == {"idle_bubble", "small_microbatches"}
+    assert causes(StrategyConfig("pipeline", partition=(3, 1))) == {"uneven_shards", "idle_bubble"}
+    assert causes(StrategyConfig("single", microbatches=2), size=1) == {"small_microbatches"}
+    counts = [c.override for c in changes(plan_of(StrategyConfig("pipeline", microbatches=4)))]
+    assert counts == [f"strategy.microbatches={m}" for m in (8, 16, 2, 1)]
+    naive = [c.override for c in changes(plan_of(StrategyConfig("pipeline", schedule="naive")))]
+    assert naive[0] == "strategy.schedule=1f1b strategy.microbatches=2"
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_layers_are_dealt_so_that_the_slowest_stage_is_as_fast_as_can_be(stages: int) -> None:
+    """Against every possible partition."""
+    generator = np.random.default_rng(stages)
+    for _ in range(40):
+        layer_s = generator.integers(1, 9, int(generator.integers(stages, 9))).astype(float).tolist()
+        plan: Any = SimpleNamespace(world_size=stages)
+        found = rebalanced(plan, layer_s)
+        assert sum(found) == len(layer_s) and min(found) >= 1 and len(found) == stages
+
+        def slowest(counts: tuple[int, ...], costs: list[float] = layer_s) -> float:
+            edges = [0, *itertools.accumulate(counts)]
+            return max(sum(costs[a:b]) for a, b in itertools.pairwise(edges))
+
+        every = [
+            tuple(b - a for a, b in itertools.pairwise([0, *cuts, len(layer_s)]))
+            for cuts in itertools.combinations(range(1, len(layer_s)), stages - 1)
+        ]
+        assert slowest(found) == min(slowest(counts) for counts in every)
+
+
+# The trace
+
+
+def test_the_trace_holds_the_step_as_it_was(tmp_path: Path) -> None:
+    """Complete events and metadata; a rank's thread does one thing at a time, and always something."""
+    plan = plan_of(StrategyConfig("ddp"))
+    records = stamps(plan, {0: 1 * MS, 1: 2 * MS}, 3 * MS, steps=2)
+    kept = [Kept(step, Recorded(16, False, own, [None, None])) for step, own in enumerate(records)]
+    write_trace(timeline_of(plan), kept, tmp_path, 0.0)
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    events = trace["traceEvents"]
+    assert trace["otherData"]["steps"] == [0, 1]
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {"rank 0", "rank 1"}
+    for rank in (0, 1):
+        own = [e for e in events if e["ph"] == "X" and e["pid"] == rank and e["tid"] == 0]
+        assert all({"name", "cat", "ts", "dur", "args"} <= e.keys() and e["dur"] >= 0 for e in own)
+        for before, after in itertools.pairwise(sorted(own, key=lambda e: (e["ts"], e["ts"] + e["dur"]))):
+            assert before["ts"] + before["dur"] <= after["ts"] + 0.01
+        total = sum(e["dur"] for e in own) / 1e6
+        assert total == pytest.approx(records[-1][rank][-1] - records[0][rank][0], rel=1e-3)
+        waited = sum(e["dur"] for e in own if e["cat"] == "wait") / 1e6
+        # Rank 1 comes 13 operations of 1 ms after rank 0, in each of two steps; its launch follows.
+        assert waited == pytest.approx(0 if rank else 2 * 13 * MS - 2 * 0.1 * MS, abs=1e-4)
+    assert HEAD == 3

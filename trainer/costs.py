@@ -1,0 +1,320 @@
+"""What the operations of a run take, from its stamps: the simulator's costs, for its own plan or another.
+
+From typical steps, those between the quartiles of the step time. Computing is known by layer, kind and rows
+of the microbatch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from strategies.communication import Communication, Wait
+from strategies.compute import GradientNorm, LayerOperation, Update
+from strategies.schedule import Schedule
+from strategies.values import Layer, Operation
+from trainer.history import History, Kept
+from trainer.spans import COMPUTE, LAUNCH, MEET, WAIT
+from trainer.timeline import Timeline
+
+FEWEST_STEPS = 3  # fewer have no quartiles
+MOST_SAMPLES = 8
+WAITED = 4.0  # times the shortest wait, which is that for a transfer that is complete
+
+ComputeKey = tuple[str, int, int]  # kind of operation, layer, rows
+TransferKey = tuple[str, int, str, int]  # verb, elements, dtype, ranks
+ScaleTransfer = Callable[[Communication], float]
+
+
+class UnknownCost(ValueError):
+    """Nothing measured says what an operation takes."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Seconds, by rank. Updates are known by elements of their layers, norms per element.
+
+    `update_probes` are updates of other sizes, measured apart from training.
+    """
+
+    computes: dict[tuple[int, ComputeKey], float]
+    updates: dict[tuple[int, int], float]
+    norms: dict[int, float]
+    launches: dict[tuple[int, str], float]
+    waits: dict[int, float]
+    transfers: dict[TransferKey, float]
+    norm_s: float
+    before: dict[int, tuple[float, float]]  # waiting for data, all else
+    after: dict[int, float]
+    scaled: ScaleTransfer | None = None  # for messages of sizes that the run did not send
+    update_probes: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    cpu_share: ScaleTransfer | None = None  # of a transfer's seconds, what its launch is charged with
+
+    def changed(self, **values: object) -> Measurements:
+        return replace(self, **values)  # type: ignore[arg-type]
+
+
+class PlanCosts:
+    """`strategies.simulator.Costs` for the schedules of all ranks."""
+
+    def __init__(self, measured: Measurements, schedules: Sequence[Schedule]) -> None:
+        self._measured = measured
+        self._rows = [schedule.rows for schedule in schedules]
+
+    def compute_s(self, rank: int, operation: Operation) -> float:
+        measured = self._measured
+        if isinstance(operation, Update):
+            return self._update_s(rank, elements(operation.layers))
+        if isinstance(operation, GradientNorm):
+            return measured.norms.get(rank, 0.0) * elements(operation.layers)
+        assert isinstance(operation, LayerOperation)
+        key = compute_key(operation, self._rows[rank])
+        if (rank, key) in measured.computes:
+            return measured.computes[rank, key]
+        elsewhere = [seconds for (_, other), seconds in measured.computes.items() if other == key]
+        if not elsewhere:
+            raise UnknownCost(f"{operation.identity} on {key[2]} rows was not measured")
+        return sum(elsewhere) / len(elsewhere)
+
+    def _update_s(self, rank: int, count: int) -> float:
+        """A call costs something whatever it updates, so that other sizes are probed; else by elements."""
+        measured = self._measured
+        if (rank, count) in measured.updates:
+            return measured.updates[rank, count]
+        own = {size: s for (r, size), s in measured.updates.items() if r == rank and size}
+        total = sum(own.values())
+        probes = measured.update_probes
+        if (rank, count) in probes:
+            probed = sum(probes.get((rank, size), 0.0) for size in own)
+            return probes[rank, count] * (total / probed if probed else 1.0)
+        return total / sum(own) * count if own else 0.0
+
+    def launch_s(self, rank: int, operation: Communication) -> float:
+        own, share = self._measured.launches, self._measured.cpu_share
+        charged = share(operation) * self.transfer_s(operation) if share is not None else 0.0
+        if (rank, operation.verb) in own:
+            return own[rank, operation.verb] + charged
+        others = [seconds for (_, verb), seconds in own.items() if verb == operation.verb]
+        if not others:
+            raise UnknownCost(f"{operation.verb} was not measured")
+        return sum(others) / len(others) + charged
+
+    def transfer_s(self, operation: Communication) -> float:
+        known = self._measured.transfers.get(transfer_key(operation))
+        if known is not None:
+            return known
+        if self._measured.scaled is None:
+            raise UnknownCost(f"{operation.identity} was not measured, and there is no link curve")
+        return self._measured.scaled(operation)
+
+    def wait_s(self, rank: int, operation: Wait) -> float:
+        return self._measured.waits.get(rank, 0.0)
+
+    def before_s(self, rank: int) -> tuple[float, float]:
+        return self._measured.before[rank]
+
+    def after_s(self, rank: int) -> float:
+        return self._measured.after[rank]
+
+    def norm_s(self) -> float:
+        return self._measured.norm_s
+
+
+def compute_key(operation: LayerOperation, rows: Sequence[int]) -> ComputeKey:
+    return (type(operation).__name__, operation.layer.index, rows[operation.microbatch])
+
+
+def transfer_key(operation: Communication) -> TransferKey:
+    group = getattr(operation, "group", None)
+    verb = "send" if operation.verb == "recv" else operation.verb
+    return (verb, operation.numel, operation.dtype, 2 if group is None else group.size)
+
+
+def elements(layers: Sequence[Layer]) -> int:
+    """Parameters of whole layers."""
+    return sum(math.prod(own.shape) for layer in layers for own in layer.spec.parameters)
+
+
+def typical(timeline: Timeline, steps: Sequence[Kept]) -> list[Kept]:
+    """Those whose slowest rank's time lies between the quartiles; all where there are few."""
+    if len(steps) < 2 * FEWEST_STEPS:
+        return list(steps)
+    times = np.array([step_time_s(timeline, kept) for kept in steps])
+    low, high = np.quantile(times, (0.25, 0.75))
+    return [kept for kept, time in zip(steps, times, strict=True) if low <= time <= high]
+
+
+def step_time_s(timeline: Timeline, kept: Kept) -> float:
+    """The slowest rank's."""
+    records = kept.recorded.records
+    return max(float(timeline.step_end(rank, record) - record[0]) for rank, record in enumerate(records))
+
+
+def measure(timeline: Timeline, schedules: Sequence[Schedule], history: History) -> list[Measurements]:
+    """Costs of the run's own plan, in each of up to `MOST_SAMPLES` typical steps.
+
+    One step at a time, since ranks that are late in turns wait for each other, which their means would not.
+
+    Raises:
+        UnknownCost: fewer steps after warm-up than can say anything.
+    """
+    steps = typical(timeline, history.steady())
+    if len(steps) < FEWEST_STEPS:
+        raise UnknownCost(f"{len(steps)} steps after warm-up say too little; run at least {FEWEST_STEPS}")
+    chosen = np.unique(np.linspace(0, len(steps) - 1, MOST_SAMPLES).astype(int))
+    steps = [steps[k] for k in chosen]
+    records = [np.stack([kept.recorded.records[r] for kept in steps]) for r in range(len(schedules))]
+    services = _services(timeline, steps, history)
+    waits = {rank: shortest_wait_s(timeline, rank, record) for rank, record in enumerate(records)}
+    return [
+        _of_step(timeline, schedules, [record[k] for record in records], services[k], waits)
+        for k in range(len(steps))
+    ]
+
+
+def shortest_wait_s(timeline: Timeline, rank: int, record: np.ndarray) -> float:
+    """What a wait takes whose transfer is complete: no longer than the shortest, nor than starting one."""
+    kinds = timeline.tracks[rank].kinds
+    spent = np.diff(timeline.marks(rank, record), axis=-1)[:, (kinds == WAIT) | (kinds == LAUNCH)]
+    return float(spent.min()) if spent.size else 0.0
+
+
+def _of_step(
+    timeline: Timeline,
+    schedules: Sequence[Schedule],
+    records: Sequence[np.ndarray],
+    services: np.ndarray,
+    waits: dict[int, float],
+) -> Measurements:
+    computes: dict[tuple[int, ComputeKey], list[float]] = defaultdict(list)
+    launches: dict[tuple[int, str], list[float]] = defaultdict(list)
+    updates: dict[tuple[int, int], list[float]] = defaultdict(list)
+    norms: dict[int, float] = {}
+    before: dict[int, tuple[float, float]] = {}
+    after: dict[int, float] = {}
+    for rank, (schedule, record) in enumerate(zip(schedules, records, strict=True)):
+        marks = timeline.marks(rank, record)
+        spent = np.diff(marks).tolist()
+        norm_s, norm_elements = 0.0, 0
+        for span, seconds in zip(timeline.tracks[rank].spans, spent, strict=True):
+            operation = span.operation
+            if span.kind == LAUNCH:
+                assert isinstance(operation, Communication)
+                launches[rank, operation.verb].append(seconds)
+            elif isinstance(operation, LayerOperation):
+                computes[rank, compute_key(operation, schedule.rows)].append(seconds)
+            elif isinstance(operation, Update):
+                updates[rank, elements(operation.layers)].append(seconds)
+            elif isinstance(operation, GradientNorm) and span.kind == COMPUTE:
+                norm_s += seconds
+                norm_elements += elements(operation.layers) if span.part == 0 else 0
+        norms[rank] = norm_s / norm_elements if norm_elements else 0.0
+        data = float(record[2] - record[1])
+        before[rank] = (data, max(0.0, float(marks[0] - record[0]) - data))
+        after[rank] = float(timeline.step_end(rank, record) - marks[-1])
+    transfers: dict[TransferKey, list[float]] = defaultdict(list)
+    exchanges = []
+    for meeting, service in zip(timeline.matching.meetings, services.tolist(), strict=True):
+        if meeting.operation is None:
+            exchanges.append(service)
+        else:
+            transfers[transfer_key(meeting.operation)].append(service)
+    return Measurements(
+        {key: sum(values) / len(values) for key, values in computes.items()},
+        {key: sum(values) / len(values) for key, values in updates.items()},
+        norms,
+        {key: sum(values) / len(values) for key, values in launches.items()},
+        waits,
+        {key: sum(values) / len(values) for key, values in transfers.items()},
+        sum(exchanges) / len(exchanges) if exchanges else 0.0,
+        before,
+        after,
+    )
+
+
+def _services(timeline: Timeline, steps: Sequence[Kept], history: History) -> np.ndarray:
+    """[steps, meetings]: seconds from the last arrival, or the channel's becoming free, to completion.
+
+    Where a rank had to wait, its wait ended with the transfer. Where none had to, or the wait began when the
+    transfer must have been complete, what observed steps took on average is nearer to the truth.
+    """
+    count = len(timeline.matching.meetings)
+    seen = np.full(count, np.nan)
+    if history.observed.steps and count:
+        stamped = _stamps(timeline, history.observed.steps)
+        took = _between(timeline, history.observed.steps, stamped)
+        known = (~np.isnan(took)).sum(axis=0)
+        seen = np.where(known > 0, np.nansum(took, axis=0) / np.maximum(known, 1), np.nan)
+    ended, begun = _waits(timeline, steps)
+    arrivals = _arrivals(timeline, steps)
+    free: dict[object, np.ndarray] = {}
+    services = np.zeros(arrivals.shape)
+    for number, meeting in enumerate(timeline.matching.meetings):  # in order within a channel
+        start = np.maximum(arrivals[:, number], free.get(meeting.channel, -np.inf))
+        waited = np.maximum(ended[:, number] - start, 0.0)
+        if not np.isnan(seen[number]):
+            late = ~(begun[:, number] - start <= WAITED * seen[number])  # also where nobody had to wait
+            waited = np.where(late, np.minimum(waited, seen[number]), waited)
+        services[:, number] = waited
+        free[meeting.channel] = start + waited
+    return services
+
+
+def _waits(timeline: Timeline, steps: Sequence[Kept]) -> tuple[np.ndarray, np.ndarray]:
+    """[steps, meetings]: when the waits of those that had to wait ended, and the first of them began.
+
+    Who begins to wait when another's wait is over did not have to. Where none had to, the end of the first
+    wait, and NaN.
+    """
+    shape = (len(steps), len(timeline.matching.meetings))
+    first = np.full(shape, np.inf)
+    waits = []
+    for rank, track in enumerate(timeline.tracks):
+        if not track.waits:
+            continue
+        record = np.stack([kept.recorded.records[rank] for kept in steps])
+        marks = timeline.marks(rank, record)
+        places, numbers = np.array(track.waits).T  # a rank waits once for each
+        begin, end = marks[:, places], marks[:, places + 1]
+        first[:, numbers] = np.minimum(first[:, numbers], end)
+        waits.append((numbers, begin, end, WAITED * shortest_wait_s(timeline, rank, record)))
+    total, count, begun = np.zeros(shape), np.zeros(shape), np.full(shape, np.nan)
+    for numbers, begin, end, complete_s in waits:
+        had_to = (end - begin > complete_s) & (begin < first[:, numbers])
+        total[:, numbers] += np.where(had_to, end, 0.0)
+        count[:, numbers] += had_to
+        begun[:, numbers] = np.fmin(begun[:, numbers], np.where(had_to, begin, np.nan))
+    return np.where(count > 0, total / np.maximum(count, 1), first), begun
+
+
+def _stamps(timeline: Timeline, steps: Sequence[Kept]) -> np.ndarray:
+    """[steps, meetings]: completions of observed steps, mean of the parties; NaN where none was seen."""
+    found: list[list[np.ndarray]] = [[] for _ in timeline.matching.meetings]
+    for rank, track in enumerate(timeline.tracks):
+        ends = np.stack([timeline.ends(rank, kept.recorded.records[rank]) for kept in steps])
+        starts = [own for own in track.starts if track.kinds[own[0]] != MEET]
+        for k, (_, number) in enumerate(starts):
+            found[number].append(ends[:, k])
+    nothing = np.full(len(steps), np.nan)
+    return np.stack([np.mean(own, axis=0) if own else nothing for own in found], axis=1)
+
+
+def _between(timeline: Timeline, steps: Sequence[Kept], completed: np.ndarray) -> np.ndarray:
+    """[steps, meetings]: what each had the channel for, by when it was complete."""
+    arrivals = _arrivals(timeline, steps)
+    free: dict[object, np.ndarray] = {}
+    services = np.zeros(arrivals.shape)
+    for number, meeting in enumerate(timeline.matching.meetings):
+        begin = np.maximum(arrivals[:, number], free.get(meeting.channel, -np.inf))
+        services[:, number] = np.maximum(completed[:, number] - begin, 0.0)
+        free[meeting.channel] = np.fmax(completed[:, number], begin)
+    return services
+
+
+def _arrivals(timeline: Timeline, steps: Sequence[Kept]) -> np.ndarray:
+    ranks = range(len(timeline.tracks))
+    return timeline.arrivals([np.stack([kept.recorded.records[rank] for kept in steps]) for rank in ranks])

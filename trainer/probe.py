@@ -1,0 +1,113 @@
+"""What computing takes on microbatches of sizes that the run did not have: measured, on its own blocks.
+
+Runs after the last step, or between two: gradients, loss sums and activations are written over, parameters
+are not. All ranks run it together, so that they disturb each other as they do in training.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from strategies.compute import LayerOperation
+from strategies.memory import lay_out
+from strategies.schedule import Schedule
+from strategies.strategy import Strategy
+from trainer.binding import Binder
+from trainer.config import OptimizerConfig
+from trainer.costs import ComputeKey, compute_key
+from trainer.executor import Rank
+from trainer.optimizer import FlatOptimizer
+from trainer.spans import COMPUTE, spans_of
+
+PASSES = 3
+UPDATE_PASSES = 6
+MOST_MICROBATCHES = 3  # of one size; the others take as long
+
+
+@dataclass(frozen=True)
+class Probes:
+    """`microbatches`: by their number, then by rank, None where a rank had no memory for them.
+
+    `updates`: by rank and elements.
+    """
+
+    microbatches: Mapping[int, Sequence[Mapping[ComputeKey, float] | None]] = field(default_factory=dict)
+    updates: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+
+def probe_updates(rank: Rank, sizes: Iterable[int], config: OptimizerConfig) -> dict[int, float]:
+    """Median seconds of an update of so many elements, on memory of its own; some may not fit."""
+    found: dict[int, float] = {}
+    for count in sorted(set(sizes)):
+        try:
+            parameters, gradients = (torch.zeros(count, dtype=rank.dtype, device=rank.device) for _ in "12")
+            optimizer = FlatOptimizer(parameters, gradients, config)
+            times = []
+            for _ in range(UPDATE_PASSES):
+                before = rank.stopwatch.now()
+                optimizer.step()
+                first, last = rank.stopwatch.seconds([before, rank.stopwatch.now()])
+                times.append(last - first)
+        except (MemoryError, RuntimeError):
+            continue
+        found[count] = statistics.median(times[1:])  # the first makes its state
+    return found
+
+
+def probe(rank: Rank, strategy: Strategy, rows: int, budget_s: float) -> dict[ComputeKey, float] | None:
+    """Median seconds of each kind of layer operation under `strategy`; None if the memory is not there.
+
+    Stops after `budget_s` seconds, but not within the first pass.
+    """
+    world = rank.world
+    schedule = strategy.schedule(rank.model, world.size, world.rank, rows, rank.task)
+    arena = rank.arena
+    try:
+        rank.arena = torch.zeros(
+            lay_out(schedule, rank.model).total_bytes, dtype=torch.uint8, device=rank.device
+        )
+    except (MemoryError, RuntimeError):
+        return None
+    try:
+        start, _ = strategy.rows_of(world.size, world.rank, rows)
+        program = Binder(rank, schedule, True, start).bind()
+        found: dict[ComputeKey, list[float]] = defaultdict(list)
+        chosen = _chosen(schedule)
+        calls = list(zip(spans_of(schedule, rank.norm_crosses), program.calls, strict=True))
+        begun = time.perf_counter()
+        for turn in range(PASSES + 1):
+            for span, call in calls:
+                operation = span.operation
+                if span.kind != COMPUTE or not isinstance(operation, LayerOperation):
+                    continue
+                if operation.microbatch not in chosen:
+                    continue
+                before = rank.stopwatch.now()
+                call()
+                first, last = rank.stopwatch.seconds([before, rank.stopwatch.now()])
+                if turn:  # the first pass touches fresh memory
+                    found[compute_key(operation, schedule.rows)].append(last - first)
+            if turn and time.perf_counter() - begun > budget_s:
+                break
+        return {key: statistics.median(values) for key, values in found.items()}
+    finally:
+        rank.arena = arena
+
+
+def _chosen(schedule: Schedule) -> set[int]:
+    """Some microbatches of each size: not the first, which writes gradients where others add to them."""
+    by_rows: dict[int, list[int]] = defaultdict(list)
+    for m, rows in enumerate(schedule.rows):
+        by_rows[rows].append(m)
+    return {m for own in by_rows.values() for m in _some(own)}
+
+
+def _some(microbatches: list[int]) -> Iterable[int]:
+    later = [m for m in microbatches if m > 0]
+    return (later or microbatches)[:MOST_MICROBATCHES]

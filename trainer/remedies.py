@@ -1,0 +1,173 @@
+"""What the costs of a run would be after a change of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from collectives.traffic import ITEMSIZE, bytes_sent
+from strategies.communication import Communication
+from strategies.compute import LayerOperation
+from strategies.schedule import Schedule
+from trainer.costs import ComputeKey, Measurements, PlanCosts, ScaleTransfer, UnknownCost
+from trainer.link import Links
+from trainer.plan import Plan
+from trainer.probe import Probes
+from trainer.rows import curve_time_s
+from trainer.whatif import Change, rebalanced
+
+
+@dataclass(frozen=True)
+class Remedies:
+    """`cpu_is_shared`: the ranks have all cores busy, so that what a transfer takes of them cannot hide."""
+
+    plan: Plan
+    links: Links
+    cpu_is_shared: bool
+    probes: Probes = field(default_factory=Probes)
+
+    def completed(self, measured: Measurements) -> Measurements:
+        """With what the run did not have: messages and updates of other sizes."""
+        return measured.changed(scaled=self.scale(measured), update_probes=self.probes.updates)
+
+    def costs(self, change: Change, measured: Measurements) -> Measurements:
+        if change.cause in ("idle_bubble", "small_microbatches"):
+            return measured.changed(computes=self._probed(change, measured))
+        if change.cause == "bad_algorithm":
+            return self._faster(change, measured)
+        if change.cause == "no_overlap" and self.cpu_is_shared:
+            # What a transfer takes of a core that computes cannot hide under computing.
+            return measured.changed(cpu_share=self._cpu_share)
+        return measured
+
+    def _probed(self, change: Change, measured: Measurements) -> dict[tuple[int, ComputeKey], float]:
+        """Costs of other microbatches, corrected by how the run's own differ from their probe."""
+        own = self.probes.microbatches.get(self.plan.strategy.options.microbatches)
+        new = self.probes.microbatches.get(change.strategy.options.microbatches)
+        if own is None or new is None:
+            raise UnknownCost("computing on microbatches of this size was not measured")
+        computes = dict(measured.computes)
+        for rank, (before, after) in enumerate(zip(own, new, strict=True)):
+            if before is None or after is None:
+                raise UnknownCost(f"rank {rank} has no memory to measure microbatches of this size")
+            in_run = sum(measured.computes.get((rank, key), 0.0) for key in before)
+            probed = sum(seconds for key, seconds in before.items() if (rank, key) in measured.computes)
+            factor = in_run / probed if probed else 1.0
+            computes |= {
+                (rank, key): seconds * factor
+                for key, seconds in after.items()
+                if (rank, key) not in measured.computes
+            }
+        return computes
+
+    def _faster(self, change: Change, measured: Measurements) -> Measurements:
+        """Other algorithms: a call, its start and its transfer together, as their curves are to each other.
+
+        Without curves, as the bytes are that they send.
+        """
+        here, best = self.links.here, self.links.best
+        transfers, launches = dict(measured.transfers), dict(measured.launches)
+        factors: dict[str, list[float]] = {}
+        for key, seconds in measured.transfers.items():
+            verb, numel, dtype, n = key
+            old, new = (getattr(task.algorithms, verb, None) for task in (self.plan.task, change.task))
+            if verb == "send" or old == new or not numel:
+                continue
+            own = [s for (_, other), s in measured.launches.items() if other == verb]
+            launch_s, size = sum(own) / len(own), numel * ITEMSIZE[dtype]
+            if here and best and (verb, n) in here.curves and (verb, n) in best.curves:
+                before, after = here.curve(verb, n), best.curve(verb, n)
+                ratio = after.time_s(size) / before.time_s(size)
+                launches_s = before.launch_s(size), after.launch_s(size)
+                factor = launches_s[1] / launches_s[0] if launches_s[0] and launches_s[1] else 1.0
+            else:
+                sent = [bytes_sent(verb, str(name), [numel // n] * n, dtype, n, 0) for name in (old, new)]
+                ratio, factor = sent[1] / sent[0] if sent[0] else 1.0, 1.0
+            transfers[key] = max(0.0, (launch_s + seconds) * ratio - launch_s * factor)
+            factors.setdefault(verb, []).append(factor)
+        for rank, verb in measured.launches:
+            if verb in factors:
+                launches[rank, verb] *= sum(factors[verb]) / len(factors[verb])
+        return measured.changed(transfers=transfers, launches=launches)
+
+    def _cpu_share(self, operation: Communication) -> float:
+        """Seconds of a processor in a second of the transfer, by the link curve; 0 where it does not say."""
+        curve, n = self.links.here or self.links.plan, self.plan.world_size
+        if curve is None or (operation.verb, n) not in curve.curves:
+            return 0.0
+        share = curve.curve(operation.verb, n).cpu_share(operation.numel * ITEMSIZE[operation.dtype])
+        return min(1.0, share or 0.0)
+
+    @property
+    def knows_two_links(self) -> bool:
+        """Whether the plan counted on a link curve, and the run has measured one besides."""
+        plan, here = self.links.plan, self.links.here
+        return plan is not None and here is not None and plan is not here
+
+    def assumed_link(self, measured: Measurements) -> Measurements:
+        """Transfers as fast as the plan's link curve says, where the run found its link slower than that."""
+        plan, here = self.links.plan, self.links.here
+        assert plan is not None and here is not None
+        transfers = dict(measured.transfers)
+        n = self.plan.world_size
+        for key, seconds in measured.transfers.items():
+            verb, numel, dtype, _ = key
+            if numel and (verb, n) in plan.curves and (verb, n) in here.curves:
+                size = numel * ITEMSIZE[dtype]
+                transfers[key] = seconds * min(1.0, plan.time_s(verb, n, size) / here.time_s(verb, n, size))
+        return measured.changed(transfers=transfers)
+
+    def partitions(self, schedules: Sequence[Schedule], samples: Sequence[Measurements]) -> list[Change]:
+        """A partition by what layers took; those of one shape count alike, or a slow rank would show here."""
+        plan = self.plan
+        if plan.strategy.name != "pipeline" or plan.world_size == 1:
+            return []
+        layer_s = np.mean([layer_seconds(schedules, own) for own in samples], axis=0).tolist()
+        partition = rebalanced(plan, layer_s)
+        counts = [len(schedule.layers) for schedule in schedules]
+        if list(partition) == counts:
+            return []
+        options = replace(plan.strategy.options, partition=partition)
+        text = f"strategy.partition=[{','.join(map(str, partition))}]"
+        return [Change("uneven_shards", text, type(plan.strategy)(options), plan.task)]
+
+    def scale(self, measured: Measurements) -> ScaleTransfer | None:
+        """Seconds of messages of other sizes: the curve's, and slower where the run's own were slower."""
+        curve = self.links.here or self.links.plan
+        if curve is None:
+            return None
+        slower: dict[str, list[float]] = {}
+        n = self.plan.world_size
+        for (verb, numel, dtype, _), seconds in measured.transfers.items():
+            if (verb, n) in curve.curves:
+                expected = curve.time_s(verb, n, numel * ITEMSIZE[dtype])
+                slower.setdefault(verb, []).append(seconds / expected if expected else 1.0)
+        factors = {verb: max(1.0, float(np.mean(values))) for verb, values in slower.items()}
+
+        def scaled(operation: Communication) -> float:
+            seconds = curve_time_s(curve, operation, n)
+            if seconds is None:
+                raise UnknownCost(f"the link curve has no {operation.verb}")
+            return seconds * factors.get(operation.verb, 1.0)
+
+        return scaled
+
+
+def layer_seconds(schedules: Sequence[Schedule], measured: Measurements) -> list[float]:
+    """Seconds of each layer in a step: the mean of the layers of its shape."""
+    totals: dict[int, float] = {}
+    shapes: dict[int, tuple[object, ...]] = {}
+    for rank, schedule in enumerate(schedules):
+        costs = PlanCosts(measured, schedules)
+        for operation in schedule.operations:
+            if isinstance(operation, LayerOperation):
+                index, spec = operation.layer.index, operation.layer.spec
+                totals[index] = totals.get(index, 0.0) + costs.compute_s(rank, operation)
+                shapes[index] = (spec.kind, spec.input_shape, spec.output_shape, operation.layer.has_below)
+    means: dict[tuple[object, ...], float] = {}
+    for shape in set(shapes.values()):
+        own = [totals[index] for index in totals if shapes[index] == shape]
+        means[shape] = sum(own) / len(own)
+    return [means[shapes[index]] for index in sorted(totals)]
