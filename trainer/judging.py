@@ -38,7 +38,7 @@ def run_probes(plan: Plan, world: World, rank: Rank, budget_s: float) -> Probes:
         else:
             schedule = change.strategy.schedule(plan.model, world.size, world.rank, rows, change.task)
             other_sizes |= _update_sizes(schedule) - update_sizes
-    if strategies:
+    if strategies or other_sizes:
         strategies[now] = plan.strategy
     microbatches: dict[str, Any] = {}
     for count, strategy in strategies.items():

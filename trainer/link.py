@@ -18,6 +18,7 @@ from strategies.communication import Communication, Recv
 from strategies.schedule import Schedule
 from trainer.config import InputError
 from trainer.plan import Plan
+from trainer.whatif import changes
 
 FILE = "link_curve.json"
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send")
@@ -73,8 +74,7 @@ def obtain_links(plan: Plan, world: World) -> Links:
     given = None if config.link_curve is None else _load(config.link_curve)
     if config.link_budget_s == 0:
         return Links(given)
-    schedule = plan.strategy.schedule(plan.model, world.size, world.rank, plan.batch_rows[0], plan.task)
-    largest = largest_messages(schedule)
+    largest = _largest_of_all(plan, world)
     agreed = {
         name: max(sizes)
         for name, sizes in zip(
@@ -97,6 +97,18 @@ def obtain_links(plan: Plan, world: World) -> Links:
     if plan.task.algorithms != auto:
         best = measured(auto, [name for name in operations if name != "send"])
     return Links(given or here, here, best)
+
+
+def _largest_of_all(plan: Plan, world: World) -> dict[str, int]:
+    """This rank's largest messages in the plan, and in what the verdict may change it to."""
+    rows = plan.batch_rows[0]
+    plans = [(plan.strategy, plan.task), *((own.strategy, own.task) for own in changes(plan))]
+    largest: dict[str, int] = {}
+    for strategy, task in plans:
+        schedule = strategy.schedule(plan.model, world.size, world.rank, rows, task)
+        for verb, size in largest_messages(schedule).items():
+            largest[verb] = max(size, largest.get(verb, 0))
+    return largest
 
 
 def largest_messages(schedule: Schedule) -> dict[str, int]:

@@ -11,6 +11,7 @@ from collectives.traffic import ITEMSIZE, bytes_sent
 from strategies.communication import Communication
 from strategies.compute import LayerOperation
 from strategies.schedule import Schedule
+from strategies.strategy import Strategy, Task
 from trainer.costs import ComputeKey, Measurements, PlanCosts, ScaleTransfer, UnknownCost
 from trainer.link import Links
 from trainer.plan import Plan
@@ -37,6 +38,8 @@ class Remedies:
             return measured.changed(computes=self._probed(change, measured))
         if change.cause == "bad_algorithm":
             return self._faster(change, measured)
+        if change.cause == "small_messages" and self.cpu_is_shared:
+            return self._undisturbed(change, measured)
         if change.cause == "no_overlap" and self.cpu_is_shared:
             # What a transfer takes of a core that computes cannot hide under computing.
             return measured.changed(cpu_share=self._cpu_share)
@@ -91,6 +94,43 @@ class Remedies:
             if verb in factors:
                 launches[rank, verb] *= sum(factors[verb]) / len(factors[verb])
         return measured.changed(transfers=transfers, launches=launches)
+
+    def _undisturbed(self, change: Change, measured: Measurements) -> Measurements:
+        """Computing that fewer transfers disturb.
+
+        What computing took beyond its probe, while nothing was sent, the transfers took of the cores: it goes
+        with the processor time of all transfers of a step.
+        """
+        probes = self.probes.microbatches.get(self.plan.strategy.options.microbatches)
+        now, then = (
+            self._cpu_s(strategy, task)
+            for strategy, task in ((self.plan.strategy, self.plan.task), (change.strategy, change.task))
+        )
+        if probes is None or not now:
+            return measured
+        ratio = min(1.0, then / now)
+
+        def calmer(seconds: float, probe: float | None) -> float:
+            return seconds if probe is None or probe >= seconds else probe + (seconds - probe) * ratio
+
+        computes = {
+            (rank, key): calmer(seconds, (probes[rank] or {}).get(key))
+            for (rank, key), seconds in measured.computes.items()
+        }
+        updates = {
+            key: calmer(seconds, self.probes.updates.get(key)) for key, seconds in measured.updates.items()
+        }
+        return measured.changed(computes=computes, updates=updates)
+
+    def _cpu_s(self, strategy: Strategy, task: Task) -> float:
+        """Processor time that the transfers of a step take of rank 0, by the link curve."""
+        plan, curve = self.plan, self.links.here or self.links.plan
+        schedule = strategy.schedule(plan.model, plan.world_size, 0, plan.batch_rows[0], task)
+        total = 0.0
+        for operation in schedule.operations:
+            if isinstance(operation, Communication):
+                total += self._cpu_share(operation) * (curve_time_s(curve, operation, plan.world_size) or 0.0)
+        return total
 
     def _cpu_share(self, operation: Communication) -> float:
         """Seconds of a processor in a second of the transfer, by the link curve; 0 where it does not say."""
