@@ -14,13 +14,22 @@ import pytest
 
 from collectives.link import Curve, LinkCurve, Point
 from strategies.simulator import simulate
-from trainer.config import DataConfig, LoggerConfig, ModelConfig, RunConfig, StrategyConfig, TrainerConfig
+from trainer.config import (
+    CollectivesConfig,
+    DataConfig,
+    LoggerConfig,
+    ModelConfig,
+    RunConfig,
+    StrategyConfig,
+    TrainerConfig,
+)
 from trainer.costs import PlanCosts, UnknownCost, measure
 from trainer.history import History, Kept
 from trainer.judging import sentence, write_verdict
 from trainer.link import Links
 from trainer.matching import Matching
 from trainer.plan import Plan, make_plan
+from trainer.probe import Probes
 from trainer.recorder import Recorded
 from trainer.remedies import Remedies
 from trainer.slowness import slow_rank
@@ -231,6 +240,84 @@ def test_noise_above_the_gain_is_said() -> None:
     verdict = judge.verdict()
     assert verdict.cause == "none" and verdict.too_noisy
     assert "too noisy to tell" in sentence(verdict)
+
+
+def test_other_microbatches_take_what_their_probe_says_and_the_run_makes_of_it() -> None:
+    """Two microbatches of 13 operations of 1 ms, probed at 0.5 ms; one of twice the rows is probed at 0.6 ms.
+
+    In the run all takes twice its probe: one microbatch would be 13 operations of 1.2 ms.
+    """
+    plan = plan_of(StrategyConfig("single", microbatches=2), size=1)
+    keys = {
+        rows: [
+            *[
+                (kind, layer, rows)
+                for kind in ("Forward", "BackwardInput", "BackwardWeight")
+                for layer in range(4)
+            ],
+            ("Loss", 3, rows),
+        ]
+        for rows in (8, 16)
+    }
+    probes = Probes({2: [dict.fromkeys(keys[8], 0.5 * MS)], 1: [dict.fromkeys(keys[16], 0.6 * MS)]})
+    history = history_of(plan, stamps(plan, {0: MS}, 0.0))
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(), True, probes)).verdict()
+    assert verdict.cause == "small_microbatches" and verdict.finding is not None
+    assert verdict.finding.override == "strategy.microbatches=1"
+    assert verdict.finding.gain_s == pytest.approx((26 - 13 * 1.2) * MS, rel=1e-6)
+
+
+def test_without_probes_other_microbatches_are_not_judged() -> None:
+    plan = plan_of(StrategyConfig("single", microbatches=2), size=1)
+    history = history_of(plan, stamps(plan, {0: MS}, 0.0))
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(), True)).verdict()
+    assert verdict.missing == (
+        "strategy.microbatches=1: computing on microbatches of this size was not measured",
+    )
+
+
+def test_an_algorithm_is_weighed_by_both_curves() -> None:
+    """Three reduce_scatters of 0.1 ms to start and 3 ms to move; by the curves the other takes half as long.
+
+    Half of 3.1 ms less the start: 1.55 ms saved three times. all_gather is as fast by both.
+    """
+    plan = plan_of(StrategyConfig("tensor"), collectives=CollectivesConfig(algorithm="native"))
+    history = history_of(plan, stamps(plan, {0: 0.01 * MS, 1: 0.01 * MS}, 3 * MS))
+
+    def curves(reduce_scatter_s: float) -> LinkCurve:
+        own = {"all_reduce": 3 * MS, "all_gather": 3 * MS, "reduce_scatter": reduce_scatter_s}
+        return LinkCurve(
+            [c for verb, s in own.items() for c in curve(verb, {16: s, 2**20: s}).curves.values()], {}
+        )
+
+    links = Links(curves(4 * MS), curves(4 * MS), curves(2 * MS))
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, replace_here(links), False)).verdict()
+    assert verdict.cause == "bad_algorithm" and verdict.finding is not None
+    assert verdict.finding.override == "collectives.algorithm=auto"
+    assert verdict.finding.gain_s == pytest.approx(3 * 1.55 * MS, rel=0.01)
+
+
+def replace_here(links: Links) -> Links:
+    """As a run without a curve of its own has them: the plan counts on what was measured."""
+    return dataclasses.replace(links, plan=links.here)
+
+
+def test_fewer_transfers_disturb_computing_less() -> None:
+    """Operations of 1 ms are probed at 0.4 ms: 0.6 ms are the transfers', which take 8 x 0.5 ms of the cores.
+
+    One reduction takes 0.5 ms of them: an eighth of the disturbance stays, 0.475 ms an operation.
+    """
+    plan = plan_of(StrategyConfig("ddp", bucket_mb=0))
+    points = tuple(Point(size, "ring", 3 * MS, 3 * MS, 3 * MS, 3, 0.5 * MS) for size in (16, 2**20))
+    flat = LinkCurve([Curve("all_reduce", 2, points)], {})
+    history = history_of(plan, stamps(plan, {0: MS, 1: MS}, 3 * MS))
+    remedies = Remedies(plan, Links(flat, flat), True)
+    own = measure(timeline_of(plan), plan.schedules(16), history)[0]
+    probes = {key: 0.4 * MS for (rank, key) in own.computes if rank == 0}
+    remedies = dataclasses.replace(remedies, probes=Probes({1: [probes, probes]}))
+    larger = next(change for change in changes(plan) if change.override == "strategy.bucket_mb=25")
+    calmed = remedies.costs(larger, own).computes
+    assert all(seconds == pytest.approx(0.475 * MS) for seconds in calmed.values())
 
 
 # Changes
