@@ -132,7 +132,8 @@ class RankReplay:
         subject = instruction.subject
         stop_s = max(self.clock_s + seconds, transfer.done_s)
         if transfer.arrived_s > self.clock_s:
-            late: Kind = "idle" if self.pipeline and instruction.is_message else "wait"
+            idles = instruction.is_message or isinstance(subject, GradientNorm)
+            late: Kind = "idle" if self.pipeline and idles else "wait"
             self._spend(transfer.arrived_s, subject, late)
         self._spend(stop_s, subject, "exposed")
         del self.in_flight[instruction.launched_at]

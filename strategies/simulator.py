@@ -118,7 +118,7 @@ def simulate(
     of two ranks are the same one is not looked at again.
 
     Args:
-        pipeline: waiting for a late peer of a message is idle_s, not wait_s.
+        pipeline: waiting for a late peer of a message, or of the norm, is idle_s, not wait_s.
 
     Raises:
         ScheduleError: ranks wait for ever.

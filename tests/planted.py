@@ -130,8 +130,8 @@ def no_overlap(random: Random, folder: Path) -> Plant:
 
 
 def link(random: Random, folder: Path) -> Plant:
-    """Overlapped, and yet three times as long as what could hide it, or longer."""
-    return _over_the_link(random, (3.0, 10.0), overlap=True)
+    """Overlapped, and yet so much longer than what could hide it that more is exposed than is computed."""
+    return _over_the_link(random, (4.5, 10.0), overlap=True)
 
 
 def idle_bubble(random: Random, folder: Path) -> Plant:

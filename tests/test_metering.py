@@ -24,6 +24,7 @@ from trainer.config import (
     TrainerConfig,
 )
 from trainer.data import load_dataset
+from trainer.judging import run_probes
 from trainer.loop import Loop
 from trainer.plan import make_plan
 from trainer.timeline import SPLIT
@@ -145,6 +146,34 @@ def test_operations_add_up_to_the_headline(ranks: RankPools) -> None:
     assert gathered[0]["bytes_sent"] == gathered[0]["bytes_received"] == 18 * 12 * 100 * 4
     for own, other in zip(*(result["operations"] for result in results), strict=True):
         assert own["bytes_received"] == other["bytes_sent"]
+
+
+def judged(world: World, run: RunConfig) -> list[tuple[float, float | None]]:
+    """Job: losses of a run in which every `verdict_every` steps all is probed."""
+    plan = make_plan(run, world.size)
+    torch.manual_seed(0)
+    rank = make_rank(plan, world)
+    dataset = load_dataset(run.data, seed=run.seed, hidden_dim=run.model.hidden_dim)
+    rows: list[dict[str, Any]] = []
+
+    def on_verdict(loop: Loop) -> None:
+        run_probes(plan, world, rank, 0.01)
+
+    Loop(plan, world, rank, dataset, Asked(), rows.append, None, on_verdict).run()
+    return [(row["loss"], row["eval_loss"]) for row in rows]
+
+
+def test_a_verdict_on_the_way_changes_nothing(ranks: RankPools) -> None:
+    """Batch statistics, and numbers drawn by the modules themselves, are as if nothing had been probed."""
+
+    def losses(every: int) -> list[tuple[float, float | None]]:
+        trainer = TrainerConfig(max_steps=6, eval_every=2, verdict_every=every)
+        model = ModelConfig(name="normalized")
+        run = config(StrategyConfig("pipeline"), plugins=("tests.normalized",), model=model, trainer=trainer)
+        found: list[tuple[float, float | None]] = ranks[2].run(judged, run)[0]
+        return found
+
+    assert losses(2) == losses(0)
 
 
 def test_nothing_is_read_when_that_is_asked(ranks: RankPools) -> None:

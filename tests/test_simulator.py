@@ -310,14 +310,15 @@ def wait(microbatch: int) -> Wait:
     return Wait(Value("output", 0, microbatch))
 
 
-def test_the_norm_waits_for_the_last_rank_and_then_crosses() -> None:
+@pytest.mark.parametrize(("pipeline", "late"), [(False, "wait_s"), (True, "idle_s")])
+def test_the_norm_waits_for_the_last_rank_and_then_crosses(pipeline: bool, late: str) -> None:
     """Own part to 1.5 and 3.5; rank 0 waits two seconds; the exchange ends at 5.5, the update at 6.5."""
     step = written(FORWARD, GradientNorm((LAYER,), world(2)), Update((LAYER,), clips=True))
     costs = Table(forward=1.0, slow={1: 2.0}, norm=0.5, update=1.0, exchange=2.0)
-    simulation = simulate([step, step], costs, pipeline=True, keep_intervals=True)
+    simulation = simulate([step, step], costs, pipeline=pipeline, keep_intervals=True)
     assert parts(simulation, "step_time_s") == [6.5, 6.5]
     assert parts(simulation, "compute_s") == [2.5, 4.5]
-    assert parts(simulation, "wait_s") == [2.0, 0.0]
+    assert parts(simulation, late) == [2.0, 0.0]
     assert parts(simulation, "exposed_comm_s") == [2.0, 2.0]
     assert parts(simulation, "overlap") == [None, None]
     assert drawn(simulation, 0, "communication") == []

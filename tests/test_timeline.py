@@ -20,7 +20,7 @@ from strategies.tensor import TensorParallel
 from strategies.values import Group, Operation, Value
 from trainer.matching import Matching
 from trainer.spans import COMPUTE, LAUNCH, MEET, WAIT, spans_of
-from trainer.timeline import SPLIT, Timeline, union_s
+from trainer.timeline import HEAD, SPLIT, Timeline, union_s
 
 MODEL = DeepMLP(4, 4, 4, 4, activation="identity")
 LAYERS = whole_layers(MODEL.layers)
@@ -174,7 +174,7 @@ STRATEGIES = (
     st.integers(1, 3),
 )
 def test_parts_add_up(strategy: object, size: int, clips: bool, seed: int, steps: int) -> None:
-    """Whatever the stamps are, as long as they ascend."""
+    """Whatever the stamps are, as long as they ascend: host and waits by kind of span."""
     task = Task(clips=clips)
     schedules = [strategy.schedule(MODEL, size, rank, 12, task) for rank in range(size)]  # type: ignore[attr-defined]
     timeline = Timeline(schedules, clips and size > 1, isinstance(strategy, Pipeline))
@@ -182,9 +182,14 @@ def test_parts_add_up(strategy: object, size: int, clips: bool, seed: int, steps
     lengths = [timeline.length(rank, False) for rank in range(size)]
     records = [np.cumsum(random.exponential(1e-3, (steps, length)), axis=1) for length in lengths]
     found = timeline.splits(records)
-    total = sum(found[key] for key in SPLIT if key != "data_s")
-    expected = np.stack([own[:, -1] - own[:, 0] for own in records], axis=1)
-    assert np.allclose(total, expected, rtol=1e-12)
+    for rank, own in enumerate(records):
+        kinds = timeline.tracks[rank].kinds
+        spent = np.diff(timeline.marks(rank, own))
+        host = own[:, HEAD] - own[:, 0] + own[:, -1] - own[:, -2] + spent[:, kinds == LAUNCH].sum(axis=1)
+        waits = spent[:, (kinds == WAIT) | (kinds == MEET)].sum(axis=1)
+        assert np.allclose(found["host_s"][:, rank], host, rtol=1e-9)
+        waited = sum(found[key][:, rank] for key in ("exposed_comm_s", "wait_s", "idle_s"))
+        assert np.allclose(waited, waits, rtol=1e-9, atol=1e-15)
     assert all((found[key] >= -1e-15).all() for key in SPLIT)
 
 

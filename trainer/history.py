@@ -15,7 +15,7 @@ FEWEST, MOST = 8, 256
 
 @dataclass(frozen=True)
 class Kept:
-    """One step with its stamps, and how long it took by `step_time_s` of its row."""
+    """One step with its stamps."""
 
     step: int
     recorded: Recorded

@@ -13,7 +13,7 @@ from trainer.control import gather_json
 from trainer.costs import ComputeKey, elements
 from trainer.executor import Rank
 from trainer.plan import Plan
-from trainer.probe import Probes, probe, probe_updates
+from trainer.probe import Probes, microbatches_of, probe, probe_updates
 from trainer.verdict import Verdict
 from trainer.whatif import changes
 
@@ -28,13 +28,13 @@ def run_probes(plan: Plan, world: World, rank: Rank, budget_s: float) -> Probes:
     """
     if budget_s == 0:
         return Probes()
-    now, rows = plan.strategy.options.microbatches, plan.batch_rows[0]
+    now, rows = microbatches_of(plan.strategy), plan.batch_rows[0]
     strategies = {}
     update_sizes = _update_sizes(plan.strategy.schedule(plan.model, world.size, world.rank, rows, plan.task))
     other_sizes: set[int] = set()
     for change in changes(plan):
         if change.cause in ("idle_bubble", "small_microbatches"):
-            strategies[change.strategy.options.microbatches] = change.strategy
+            strategies[microbatches_of(change.strategy)] = change.strategy
         else:
             schedule = change.strategy.schedule(plan.model, world.size, world.rank, rows, change.task)
             other_sizes |= _update_sizes(schedule) - update_sizes
@@ -74,6 +74,9 @@ def sentence(verdict: Verdict) -> str:
             why = f"The measurement is too noisy to tell: its median is sure to {sure}"
         elif verdict.noise_s is None:
             why = "No cause could be looked for: " + "; ".join(verdict.missing)
+        elif verdict.missing:
+            why = "No change that could be judged would give back 5 % of it; not judged: "
+            why += "; ".join(verdict.missing)
         else:
             why = "No single change of the configuration would give back 5 % of it"
         return f"{step} {why}."

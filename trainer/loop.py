@@ -123,6 +123,7 @@ class Loop:
                 self._exchange_stamps()
                 self._exchange_stamps()
                 self.on_verdict(self)
+                sum_over_ranks(self.world, [0.0])  # the others' next step is not to wait for the judge
                 mark = time.perf_counter()
             yield step
         self._pending = self.last
@@ -153,6 +154,7 @@ class Loop:
         if self.profiler.running:
             # A message in flight while torch.profiler stops crashes the process (seen with torch 2.13).
             self.control.land()
+            self.recorder.land()
         self.profiler.step()
         self.samples_seen += batch.rows
         self.steps_of[batch.rows] = self.steps_of.get(batch.rows, 0) + 1

@@ -61,6 +61,8 @@ class Unmetered:
 
     def send(self) -> None: ...
 
+    def land(self) -> None: ...
+
     def wire_bytes(self) -> int | None:
         return None
 

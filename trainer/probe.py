@@ -6,14 +6,18 @@ are not. All ranks run it together, so that they disturb each other as they do i
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
+from collectives.ledger import Ledger
+from models.autograd import AutogradBlock
 from strategies.compute import LayerOperation
 from strategies.memory import lay_out
 from strategies.schedule import Schedule
@@ -27,6 +31,8 @@ from trainer.spans import COMPUTE, spans_of
 
 PASSES = 3
 UPDATE_PASSES = 6
+_log = logging.getLogger(__name__)
+
 MOST_MICROBATCHES = 3  # of one size; the others take as long
 
 
@@ -39,6 +45,15 @@ class Probes:
 
     microbatches: Mapping[int, Sequence[Mapping[ComputeKey, float] | None]] = field(default_factory=dict)
     updates: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+
+def microbatches_of(strategy: Strategy) -> int:
+    """Number of microbatches that it makes of a batch with enough rows."""
+    return (
+        1
+        if strategy.options.schedule == "naive" and strategy.name == "pipeline"
+        else (strategy.options.microbatches)
+    )
 
 
 def probe_updates(rank: Rank, sizes: Iterable[int], config: OptimizerConfig) -> dict[int, float]:
@@ -61,43 +76,63 @@ def probe_updates(rank: Rank, sizes: Iterable[int], config: OptimizerConfig) -> 
 
 
 def probe(rank: Rank, strategy: Strategy, rows: int, budget_s: float) -> dict[ComputeKey, float] | None:
-    """Median seconds of each kind of layer operation under `strategy`; None if the memory is not there.
+    """Median seconds of each kind of layer operation under `strategy`; None if that cannot be run here.
 
-    Stops after `budget_s` seconds, but not within the first pass.
+    Stops after `budget_s` seconds, but not within the first pass. Random numbers and the buffers of the
+    user's modules are as they were. Whatever goes wrong, the other ranks are not left waiting.
     """
-    world = rank.world
-    schedule = strategy.schedule(rank.model, world.size, world.rank, rows, rank.task)
-    arena = rank.arena
+    with torch.no_grad(), torch.random.fork_rng(enabled=True), _kept(rank):
+        try:
+            return _probe(rank, strategy, rows, budget_s)
+        except Exception as error:
+            _log.warning(
+                "strategy.microbatches=%d cannot be tried (%s)", strategy.options.microbatches, error
+            )
+            return None
+
+
+@contextmanager
+def _kept(rank: Rank) -> Iterator[None]:
+    """Arena, ledger and module buffers are put back."""
+    arena, ledger = rank.arena, rank.ledger
+    modules = [own.module for own in rank.blocks.values() if isinstance(own, AutogradBlock)]
+    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+    rank.ledger = Ledger()
     try:
-        rank.arena = torch.zeros(
-            lay_out(schedule, rank.model).total_bytes, dtype=torch.uint8, device=rank.device
-        )
-    except (MemoryError, RuntimeError):
-        return None
-    try:
-        start, _ = strategy.rows_of(world.size, world.rank, rows)
-        program = Binder(rank, schedule, True, start).bind()
-        found: dict[ComputeKey, list[float]] = defaultdict(list)
-        chosen = _chosen(schedule)
-        calls = list(zip(spans_of(schedule, rank.norm_crosses), program.calls, strict=True))
-        begun = time.perf_counter()
-        for turn in range(PASSES + 1):
-            for span, call in calls:
-                operation = span.operation
-                if span.kind != COMPUTE or not isinstance(operation, LayerOperation):
-                    continue
-                if operation.microbatch not in chosen:
-                    continue
-                before = rank.stopwatch.now()
-                call()
-                first, last = rank.stopwatch.seconds([before, rank.stopwatch.now()])
-                if turn:  # the first pass touches fresh memory
-                    found[compute_key(operation, schedule.rows)].append(last - first)
-            if turn and time.perf_counter() - begun > budget_s:
-                break
-        return {key: statistics.median(values) for key, values in found.items()}
+        yield
     finally:
-        rank.arena = arena
+        rank.arena, rank.ledger = arena, ledger
+        for buffer, before in buffers:
+            buffer.copy_(before)
+
+
+def _probe(rank: Rank, strategy: Strategy, rows: int, budget_s: float) -> dict[ComputeKey, float]:
+    begun, world = time.perf_counter(), rank.world
+    schedule = strategy.schedule(rank.model, world.size, world.rank, rows, rank.task)
+    arena_bytes = lay_out(schedule, rank.model).total_bytes
+    rank.arena = torch.zeros(arena_bytes, dtype=torch.uint8, device=rank.device)
+    start, _ = strategy.rows_of(world.size, world.rank, rows)
+    program = Binder(rank, schedule, True, start).bind()
+    for target in program.targets:
+        target.buffer.zero_()
+    found: dict[ComputeKey, list[float]] = defaultdict(list)
+    chosen = _chosen(schedule)
+    calls = list(zip(spans_of(schedule, rank.norm_crosses), program.calls, strict=True))
+    for turn in range(PASSES + 1):
+        for span, call in calls:
+            operation = span.operation
+            if span.kind != COMPUTE or not isinstance(operation, LayerOperation):
+                continue
+            if operation.microbatch not in chosen:
+                continue
+            before = rank.stopwatch.now()
+            call()
+            first, last = rank.stopwatch.seconds([before, rank.stopwatch.now()])
+            if turn:  # the first pass touches fresh memory
+                found[compute_key(operation, schedule.rows)].append(last - first)
+        if turn and time.perf_counter() - begun > budget_s:
+            break
+    return {key: statistics.median(values) for key, values in found.items()}
 
 
 def _chosen(schedule: Schedule) -> set[int]:

@@ -1,7 +1,7 @@
 """The stamps of every step, from all ranks to rank 0, a batch of steps at a time.
 
 When a batch goes follows from numbers that all ranks have from the control exchange: after `MOST_STEPS` steps
-or `BATCH_S` seconds of the slowest rank. Nobody waits for it: rank 0 reads it a step later.
+or `BATCH_S` seconds of the slowest rank. Nobody waits for it: rank 0 reads it when the next one goes.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Recorder:
         return (step + 1) % self.observe_every == 0 or step == self.last_step
 
     def begin(self, step: int) -> None:
-        self.rank.observer.active = self.observes(step)
+        # nccl's work is complete for the host once it is queued.
+        self.rank.observer.active = self.observes(step) and self.world.backend == "gloo"
 
     def record(
         self, step: int, rows: int, head: tuple[float, float, float], program: Program, end_s: float
@@ -163,7 +164,7 @@ class Recorder:
         steps, self._under_way = self._under_way, []
         if self.world.rank != 0:
             return []
-        self._land_all()
+        self.land()
         parts = [self._batch, *(buffer for _, buffer in self._transfers)]
         self._transfers = []
         cut = [self._cut(rank, part.numpy(), steps) for rank, part in enumerate(parts)]
@@ -191,10 +192,11 @@ class Recorder:
     def _land(self) -> None:
         """Before the next batch goes: a sender waits for its last one."""
         if self.world.rank != 0:
-            self._land_all()
+            self.land()
             self._transfers = []
 
-    def _land_all(self) -> None:
+    def land(self) -> None:
+        """Wait for the batch under way, and keep it for `receive`."""
         for transfer, _ in self._transfers:
             transfer.wait()
 

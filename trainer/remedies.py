@@ -15,7 +15,7 @@ from strategies.strategy import Strategy, Task
 from trainer.costs import ComputeKey, Measurements, PlanCosts, ScaleTransfer, UnknownCost
 from trainer.link import Links
 from trainer.plan import Plan
-from trainer.probe import Probes
+from trainer.probe import Probes, microbatches_of
 from trainer.rows import curve_time_s
 from trainer.whatif import Change, rebalanced
 
@@ -47,8 +47,8 @@ class Remedies:
 
     def _probed(self, change: Change, measured: Measurements) -> dict[tuple[int, ComputeKey], float]:
         """Costs of other microbatches, corrected by how the run's own differ from their probe."""
-        own = self.probes.microbatches.get(self.plan.strategy.options.microbatches)
-        new = self.probes.microbatches.get(change.strategy.options.microbatches)
+        own = self.probes.microbatches.get(microbatches_of(self.plan.strategy))
+        new = self.probes.microbatches.get(microbatches_of(change.strategy))
         if own is None or new is None:
             raise UnknownCost("computing on microbatches of this size was not measured")
         computes = dict(measured.computes)
@@ -101,7 +101,7 @@ class Remedies:
         What computing took beyond its probe, while nothing was sent, the transfers took of the cores: it goes
         with the processor time of all transfers of a step.
         """
-        probes = self.probes.microbatches.get(self.plan.strategy.options.microbatches)
+        probes = self.probes.microbatches.get(microbatches_of(self.plan.strategy))
         now, then = (
             self._cpu_s(strategy, task)
             for strategy, task in ((self.plan.strategy, self.plan.task), (change.strategy, change.task))
@@ -205,7 +205,14 @@ def layer_seconds(schedules: Sequence[Schedule], measured: Measurements) -> list
             if isinstance(operation, LayerOperation):
                 index, spec = operation.layer.index, operation.layer.spec
                 totals[index] = totals.get(index, 0.0) + costs.compute_s(rank, operation)
-                shapes[index] = (spec.kind, spec.input_shape, spec.output_shape, operation.layer.has_below)
+                shapes[index] = (
+                    spec.kind,
+                    spec.input_shape,
+                    spec.output_shape,
+                    spec.parameters,
+                    spec.forward_flops,
+                    operation.layer.has_below,
+                )
     means: dict[tuple[object, ...], float] = {}
     for shape in set(shapes.values()):
         own = [totals[index] for index in totals if shapes[index] == shape]

@@ -45,7 +45,7 @@ def headline(found: Row) -> Markup:
     wall, cause = found.get("wall"), found.get("cause")
     text = f"The wall is {_word(WALLS.get(str(wall), wall))}" if wall else "The wall is not known"
     if cause == "none":
-        text += "; there is no cause to remove"
+        text += "; no cause was found" if found.get("missing") else "; there is no cause to remove"
     elif cause:
         rank = found.get("rank")
         text += f"; its cause is {_word(cause)}" + (f" (rank {escape(rank)})" if rank is not None else "")

@@ -30,6 +30,8 @@ def work_of(operation: LayerOperation, rows: Sequence[int]) -> Work:
         layer.spec.input_shape,
         layer.spec.output_shape,
         layer.spec.saves,
+        layer.spec.parameters,
+        layer.spec.forward_flops,
         gives_below,
         columns,
         rows[operation.microbatch],

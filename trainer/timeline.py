@@ -48,7 +48,9 @@ class Timeline:
         parties = [[offsets[r] + place for r, place in m.parties] for m in self.matching.meetings]
         widest = max(map(len, parties), default=1)
         self._parties = np.array([[*own, *own[:1] * (widest - len(own))] for own in parties], dtype=np.int64)
-        messages = np.array([meeting.is_message for meeting in self.matching.meetings], dtype=bool)
+        # A stage that is done idles until the others are, be it for a message or for their part of the norm.
+        idles = [meeting.is_message or meeting.operation is None for meeting in self.matching.meetings]
+        messages = np.array(idles, dtype=bool)
         self._waits = [np.array(track.waits, dtype=np.int64).reshape(-1, 2) for track in self.tracks]
         self._idles = [messages[own[:, 1]] & is_pipeline for own in self._waits]
         self._starts = [

@@ -7,6 +7,7 @@ more than the noise of its median. Nothing here knows of a case; healthy is what
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,9 +24,9 @@ from trainer.plan import Plan
 from trainer.remedies import Remedies
 from trainer.slowness import slow_rank
 from trainer.timeline import SPLIT, Timeline
-from trainer.whatif import changes
+from trainer.whatif import LEAST_SHARE, changes
 
-LEAST_SHARE = 0.05  # of the step: what is worth a change
+LONGEST_S = 4.0  # for all replays: fewer samples where one takes long
 WALLS = {  # parts of the time split, by the wall that they are
     "compute_s": "compute",
     "exposed_comm_s": "link",
@@ -95,6 +96,10 @@ class Judge:
             why = (str(error),)
             return Verdict(wall, "none", middle, (q1, q3), len(steps), None, None, splits, missing=why)
         samples = [self.remedies.completed(own) for own in samples]
+        begun = time.perf_counter()
+        self._step_s(schedules, samples[0])
+        replays = LONGEST_S / (time.perf_counter() - begun)
+        samples = samples[: max(1, int(replays / (len(changes(self.plan)) + 3)))]
         base_s = [self._step_s(schedules, own) for own in samples]
         found, missing = self._findings(schedules, samples, base_s, middle)
         worth = [finding for finding in found if finding.gain_s >= LEAST_SHARE * middle]
@@ -189,7 +194,7 @@ class Judge:
             weigh("slow_rank", None, times, slow.rank)
         if remedies.knows_two_links:
             times = [self._step_s(schedules, remedies.assumed_link(own)) for own in samples]
-            weigh("wrong_link", "collectives.link_curve=null", times, None)
+            weigh("wrong_link", None, times, None)
         return sorted(best.values(), key=lambda own: -own.gain_s), tuple(missing)
 
     def _evidence(self, splits: Sequence[Mapping[str, float]], error: float) -> list[dict[str, object]]:
@@ -219,5 +224,6 @@ TEXTS = {
     "uneven_shards": "stages of unequal work: all wait for the largest",
     "slow_rank": "rank {rank} takes longer than the others for the same work",
     "small_microbatches": "microbatches so small that each costs more to start than to compute",
-    "wrong_link": "a link slower than the one that the plan counted on",
+    "wrong_link": "a link slower than the one that the plan counted on; run on that one, or plan with this "
+    "run's link_curve.json",
 }

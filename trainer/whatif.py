@@ -24,6 +24,7 @@ CAUSES = (
     "small_microbatches",
     "wrong_link",
 )
+LEAST_SHARE = 0.05  # of the step: what is worth a change
 BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
 
 
@@ -41,8 +42,21 @@ class Change:
         return [make(plan.model, plan.world_size, rank, rows, self.task) for rank in range(plan.world_size)]
 
 
-def changes(plan: Plan) -> Iterator[Change]:
+def changes(plan: Plan) -> list[Change]:
     """What could be changed in a run of several ranks, or in its microbatches. All ranks have the same."""
+    return [change for change in _changes(plan) if _is_allowed(plan, change)]
+
+
+def _is_allowed(plan: Plan, change: Change) -> bool:
+    """Whether a run with the change would start."""
+    try:
+        change.strategy.check(plan.model, plan.world_size, plan.config.data.batch_size)
+    except ValueError:
+        return False
+    return True
+
+
+def _changes(plan: Plan) -> Iterator[Change]:
     options, task = plan.strategy.options, plan.task
     name = plan.strategy.name
 
@@ -75,10 +89,11 @@ def _microbatches(plan: Plan) -> Iterator[Change]:
     most = plan.strategy.rows_of(plan.world_size, 0, rows)[1]
     counts = []
     if is_pipeline:
-        larger = now * 2
-        while larger <= most:
-            counts.append(larger)
+        larger, stages = now, plan.world_size
+        # Once the bubble is too small to be worth a change, so is any larger number.
+        while larger * 2 <= most and (stages - 1) / (larger + stages - 1) >= LEAST_SHARE:
             larger *= 2
+            counts.append(larger)
     smaller = now // 2
     while smaller >= 1:
         counts.append(smaller)

@@ -78,7 +78,9 @@ def run(
                 step = loop.last.step if loop.last else 0
                 _log.info("verdict after step %d: %s", step, output.judge(loop, ended))
 
-        loop = Loop(plan, world, trainer, dataset, stop, on_row, links.plan, on_verdict)
+        loop = Loop(plan, world, trainer, dataset, stop, on_row, links.here or links.plan, on_verdict)
+        if output is not None:
+            stop.on_emergency.insert(0, loop.rows.close)  # rows that wait for their stamps
         return _train(loop, output)
     finally:
         world.close()
@@ -113,10 +115,15 @@ def _train(loop: Loop, output: Output | None) -> int:
         raise
     finally:
         ended = Ended()
-        if error is None:
-            ended = _gather(loop)
-        if output is not None:
-            output.close(loop, ended, error)
+        try:
+            if error is None:
+                ended = _gather(loop)
+        except Exception as reason:
+            error = reason
+            raise
+        finally:
+            if output is not None:
+                output.close(loop, ended, error)
     return 128 + loop.stopped_by if loop.stopped_by else 0
 
 
