@@ -196,8 +196,8 @@ def compute(random: Random, folder: Path) -> Plant:
 
 
 def wrong_link(random: Random, folder: Path) -> Plant:
-    """Gathers and reductions of 0.25 to 1 MB each, which take the link 1 to 4 ms one way."""
-    rows, width = random.choice((256, 512)), random.choice((256, 512))
+    """Gathers and reductions of 1 to 4 MB each, of which half takes the link 4 to 17 ms one way."""
+    rows, width = random.choice((1024, 2048)), random.choice((256, 512))
     model = mlp(30, rows, random.randint(3, 5), width)
     own = (*model, *strategy("tensor"), *ONE_THREAD)
     return Plant(own, 2, two_hosts=True, assumes_loopback=True)
