@@ -203,7 +203,7 @@ class Judge:
                 "name": key,
                 "value": float(np.mean([split[key] for split in splits])),
                 "unit": "s",
-                "text": f"{key} in a typical step, mean of the ranks",
+                "text": f"{EVIDENCE[key]}: in a typical step, mean of the ranks",
             }
             for key in SPLIT
         ] + [
@@ -216,6 +216,14 @@ class Judge:
         ]
 
 
+EVIDENCE = {
+    "compute_s": "computing",
+    "exposed_comm_s": "waiting for transfers whose parties had all come",
+    "wait_s": "waiting for a rank that was late",
+    "idle_s": "a stage with nothing ready",
+    "host_s": "data, starting transfers, control, logging",
+    "data_s": "of that, waiting for the next batch",
+}
 TEXTS = {
     "small_messages": "many small messages: each costs its latency, whatever it carries",
     "bad_algorithm": "an algorithm that sends more bytes, or waits longer, than another for the same result",
