@@ -26,10 +26,12 @@ def test_there_are_enough_cases() -> None:
     assert len(CASES) == len(PLANTED) + len(HEALTHY)
 
 
-@pytest.mark.parametrize("case", list(CASES.values()), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES.values() if case.name != "input"],  # which writes its data
+    ids=lambda case: case.name,
+)
 def test_a_seed_draws_the_same_again(case: Case, tmp_path: Path) -> None:
-    if case.name == "input":
-        pytest.skip("writes its data; run below")
     assert case.draw(Random("7"), tmp_path) == case.draw(Random("7"), tmp_path)
 
 

@@ -139,11 +139,22 @@ def test_the_page_names_no_address_and_forbids_every_request(tmp_path: Path) -> 
 
 
 def test_a_verdict_that_noise_forbids_says_so(tmp_path: Path) -> None:
-    noisy = {**VERDICT, "too_noisy": True, "cause": "none", "override": None}
+    noisy = {**VERDICT, "too_noisy": True, "cause": "none", "override": None, "missing": []}
     told = words(write_report(write_run(tmp_path, verdict_json=json.dumps(noisy))))
     assert "Too noisy to tell. The step scatters by 500 µs." in told
     assert "The wall is the link ; there is no cause to remove" in told
     assert "The change to make" not in told
+
+
+def test_a_verdict_that_could_not_judge_all_does_not_say_that_all_is_well(tmp_path: Path) -> None:
+    partly = {
+        **VERDICT,
+        "cause": "none",
+        "override": None,
+        "missing": ["strategy.microbatches=8: not measured"],
+    }
+    told = words(write_report(write_run(tmp_path, verdict_json=json.dumps(partly))))
+    assert "The wall is the link ; no cause was found" in told and "strategy.microbatches=8" in told
 
 
 def test_one_rank_has_no_link_and_nothing_is_missing_for_it(tmp_path: Path) -> None:
