@@ -46,7 +46,10 @@ class Remedies:
         return measured
 
     def _probed(self, change: Change, measured: Measurements) -> dict[tuple[int, ComputeKey], float]:
-        """Costs of other microbatches, corrected by how the run's own differ from their probe."""
+        """Costs of other microbatches, corrected by how the run's own differ from their probe.
+
+        Being disturbed costs so much a call, or so much a second: the smaller correction of the two.
+        """
         own = self.probes.microbatches.get(microbatches_of(self.plan.strategy))
         new = self.probes.microbatches.get(microbatches_of(change.strategy))
         if own is None or new is None:
@@ -55,14 +58,15 @@ class Remedies:
         for rank, (before, after) in enumerate(zip(own, new, strict=True)):
             if before is None or after is None:
                 raise UnknownCost(f"rank {rank} has no memory to measure microbatches of this size")
-            in_run = sum(measured.computes.get((rank, key), 0.0) for key in before)
-            probed = sum(seconds for key, seconds in before.items() if (rank, key) in measured.computes)
+            known = [key for key in before if (rank, key) in measured.computes]
+            in_run = sum(measured.computes[rank, key] for key in known)
+            probed = sum(before[key] for key in known)
             factor = in_run / probed if probed else 1.0
-            computes |= {
-                (rank, key): seconds * factor
-                for key, seconds in after.items()
-                if (rank, key) not in measured.computes
-            }
+            excess_s = (in_run - probed) / len(known) if known else 0.0
+            for key, seconds in after.items():
+                if (rank, key) not in measured.computes:
+                    corrections_s = (seconds * (factor - 1), excess_s)
+                    computes[rank, key] = max(0.0, seconds + min(corrections_s, key=abs))
         return computes
 
     def _faster(self, change: Change, measured: Measurements) -> Measurements:
