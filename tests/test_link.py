@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from collectives import link as link_module
+from collectives import link_measuring as link_module
 from collectives.group import World
-from collectives.link import Curve, LinkCurve, Point, curve_sizes, load, measure_link
+from collectives.link import Curve, LinkCurve, Point, load
+from collectives.link_measuring import curve_sizes, measure_link
 from collectives.subject import Case, Subject
 from tests.ranks import RankPools
 from trainer.config import InputError, RunConfig

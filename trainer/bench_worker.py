@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from collectives.bench import measure
 from collectives.group import World, choose_backend
-from collectives.link import LARGEST_BYTES, measure_link
+from collectives.link_measuring import LARGEST_BYTES, measure_link
 from collectives.rivals import compare
 from collectives.subject import Case
 from collectives.traffic import algorithms_of

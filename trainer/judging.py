@@ -14,6 +14,7 @@ from trainer.costs import ComputeKey, elements
 from trainer.executor import Rank
 from trainer.plan import Plan
 from trainer.probe import Probes, microbatches_of, probe, probe_updates
+from trainer.sinks import write_atomically
 from trainer.verdict import Verdict
 from trainer.whatif import changes
 
@@ -142,7 +143,5 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
 def write_verdict(verdict: Verdict, run_dir: Path) -> dict[str, Any]:
     """Write verdict.json, whole or not at all; returns what it holds."""
     record = to_json(verdict)
-    partial = run_dir / f"{VERDICT_FILE}.partial"
-    partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    partial.replace(run_dir / VERDICT_FILE)
+    write_atomically(run_dir / VERDICT_FILE, json.dumps(record, indent=2) + "\n")
     return record

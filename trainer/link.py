@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from collectives import link
+from collectives import link, link_measuring
 from collectives.bench import gather
 from collectives.group import World
 from collectives.traffic import ITEMSIZE, Algorithms, algorithms_of
@@ -84,13 +84,13 @@ def obtain_links(plan: Plan, world: World) -> Links:
     operations = [name for name, size in agreed.items() if size]
     if not operations:
         return Links(given)
-    sizes = link.curve_sizes(math.ceil(max(agreed.values())))
+    sizes = link_measuring.curve_sizes(math.ceil(max(agreed.values())))
     auto = algorithms_of(plan.backend, "auto")
     budget_s = config.link_budget_s / (1 if plan.task.algorithms == auto else 2)
 
     def measured(algorithms: Algorithms, names: list[str]) -> link.LinkCurve:
         chosen = {name: getattr(algorithms, name) for name in names if name != "send"}
-        return link.measure_link(world, names, sizes, chosen, budget_s)
+        return link_measuring.measure_link(world, names, sizes, chosen, budget_s)
 
     here = measured(plan.task.algorithms, operations)
     best = None

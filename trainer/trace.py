@@ -18,6 +18,7 @@ from strategies.communication import Communication, Recv
 from strategies.compute import LayerOperation
 from strategies.values import Operation
 from trainer.history import Kept
+from trainer.sinks import write_atomically
 from trainer.spans import COMPUTE, LAUNCH, MEET, Span
 from trainer.timeline import Timeline
 
@@ -44,9 +45,7 @@ def write_trace(timeline: Timeline, steps: Sequence[Kept], run_dir: Path, clock_
             "clock": f"rank 0's; those of other ranks are aligned to within {clock_error_s * 1e6:.0f} us",
         },
     }
-    partial = run_dir / f"{FILE}.partial"
-    partial.write_text(json.dumps(trace, separators=(",", ":")), encoding="utf-8")
-    partial.replace(run_dir / FILE)
+    write_atomically(run_dir / FILE, json.dumps(trace, separators=(",", ":")))
 
 
 def _names(ranks: int) -> Iterator[Event]:
