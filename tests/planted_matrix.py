@@ -1,12 +1,14 @@
 """Runs planted cases, one at a time, and says what the verdict made of them: named, predicted, measured.
 
 A plant is run; where the verdict names a cause, its change is made and run too, so that the predicted step
-time stands beside a measured one.
+time stands beside a measured one. Spanning cases are run without their plant besides: what that gives back,
+as measured, says whether the cause must be named.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -21,8 +23,12 @@ from random import Random
 from typing import Any
 
 from tests.launched import Launched
-from tests.planted import CASES, Case, Plant
+from tests.planted import HEALTHY, PLANTED, Case, Plant
+from tests.spanning import SPANNING
 
+CASES = {case.name: case for case in (*PLANTED, *SPANNING, *HEALTHY)}
+NAMED_FROM, NONE_BELOW = 0.10, 0.02  # shares of the step; between them both are right, another cause never
+WORTH_NAMING = 0.05
 ROOT = Path(__file__).parents[1]
 TRAIN, TWO_HOSTS = (str(ROOT / "scripts" / name) for name in ("train.py", "two_hosts.py"))
 LIMIT_S = 200.0  # of one run: sleeping layers take seconds, but the machine may be busy
@@ -36,13 +42,19 @@ ROWS_OF_CAUSES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one run. `after_s` is the measured step time once the named change was made."""
+    """What came of one run.
+
+    Args:
+        after_s: measured step time once the named change was made.
+        free_s: measured step time without the plant, of spanning cases.
+    """
 
     case: Case
     seed: str
     plant: Plant
     verdict: dict[str, Any]
     after_s: float | None = None
+    free_s: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -51,12 +63,30 @@ class Outcome:
         return None if predicted is None or not self.after_s else float(predicted / self.after_s)
 
     @property
+    def taken(self) -> float | None:
+        """Share of the step that the plant takes, measured; None but in spanning cases."""
+        return None if self.free_s is None else 1 - self.free_s / float(self.verdict["step_time_s"])
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the change that was named really gives back what makes it worth naming."""
+        return self.after_s is not None and self.after_s <= (1 - WORTH_NAMING) * self.verdict["step_time_s"]
+
+    @property
     def wrong(self) -> str:
         """In what the verdict is not that of the plant; empty where it is right."""
+        cause, right = self.verdict["cause"], self.case.cause
+        if self.case.is_healthy:
+            return "" if cause == "none" or self.is_proven else f"cause {cause} for none"
+        if self.taken is not None:
+            if cause == "none":
+                return "" if self.taken < NAMED_FROM else f"cause none, {right} takes {self.taken:.1%}"
+            if cause == right and self.taken < NONE_BELOW:
+                return f"cause {cause}, which takes {self.taken:.1%}"
         found = []
-        for key, right in (("cause", self.case.cause), ("wall", self.case.wall), ("rank", self.plant.rank)):
-            if right is not None and self.verdict[key] != right:
-                found.append(f"{key} {self.verdict[key]} for {right}")
+        for key, wanted in (("cause", right), ("wall", self.case.wall), ("rank", self.plant.rank)):
+            if wanted is not None and self.verdict[key] != wanted:
+                found.append(f"{key} {self.verdict[key]} for {wanted}")
         return ", ".join(found)
 
     def line(self) -> str:
@@ -68,6 +98,8 @@ class Outcome:
             text += f" predicted {verdict['predicted_step_time_s'] * 1e3:7.1f} ms"
         if self.after_s is not None:
             text += f" measured {self.after_s * 1e3:7.1f} ms ratio {self.ratio:.2f}"
+        if self.taken is not None:
+            text += f" the plant takes {self.taken:.1%}"
         if verdict["override"]:
             text += f" by {verdict['override']}"
         return text + (f" ({self.wrong})" if self.wrong else "")
@@ -78,6 +110,7 @@ def run_case(case: Case, seed: str, folder: Path, *, cure: bool = True) -> Outco
 
     Args:
         folder: new; keeps the runs.
+        cure: a healthy run in which a cause is named, and a spanning one, are run again without it too.
 
     Raises:
         RuntimeError: a run failed, with what it said.
@@ -91,17 +124,26 @@ def run_case(case: Case, seed: str, folder: Path, *, cure: bool = True) -> Outco
         overrides.append(f"collectives.link_curve={folder}/loopback/link_curve.json")
     verdict = train(plant, overrides, folder / "planted")
     outcome = Outcome(case, seed, plant, verdict)
-    if not cure or verdict["cause"] == "none":
+    free = None
+    if case.spans:
+        free = _without(plant, folder / "free")
+        outcome = replace(outcome, free_s=free["step_time_s"])
+    if verdict["cause"] == "none" or not (cure or case.is_healthy):
         return outcome
-    if plant.assumes_loopback and verdict["cause"] == case.cause:
-        after = train(replace(plant, two_hosts=False), plant.overrides, folder / "cured")
-    elif plant.cured is not None and verdict["cause"] == case.cause:
-        after = train(plant, plant.cured, folder / "cured")
-    elif verdict["override"]:
+    if verdict["override"]:
         after = train(plant, merged([*overrides, *verdict["override"].split()]), folder / "cured")
+    elif verdict["cause"] == case.cause:
+        after = free or _without(plant, folder / "cured")
     else:
         return outcome
     return replace(outcome, after_s=after["step_time_s"])
+
+
+def _without(plant: Plant, folder: Path) -> dict[str, Any]:
+    if plant.assumes_loopback:
+        return train(replace(plant, two_hosts=False), plant.overrides, folder)
+    assert plant.cured is not None
+    return train(plant, plant.cured, folder)
 
 
 def merged(overrides: Iterable[str]) -> list[str]:
@@ -151,7 +193,7 @@ def accuracy(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield "| cause | runs | median predicted / measured | least | most | median share given back, measured |"
     yield "|---|--:|--:|--:|--:|--:|"
     for row in dict.fromkeys(row_of(own.case) for own in outcomes if own.case.cause != "none"):
-        own = [o for o in outcomes if row_of(o.case) == row and o.verdict["cause"] == row]
+        own = [o for o in outcomes if row_of(o.case) == row and o.verdict["cause"] == o.case.cause]
         ratios = [o.ratio for o in own if o.ratio is not None]
         given = [1 - o.after_s / o.verdict["step_time_s"] for o in own if o.after_s]
         if ratios:
@@ -162,16 +204,36 @@ def accuracy(outcomes: Sequence[Outcome]) -> Iterator[str]:
             )
 
 
+def across(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Lines of a Markdown table: named of all, by the share of the step that the plant took."""
+    edges = (-1.0, NONE_BELOW, NAMED_FROM, 1.0)
+    yield f"| plant | takes below {NONE_BELOW:.0%}: named | between | {NAMED_FROM:.0%} or more |"
+    yield "|---|--:|--:|--:|"
+    for row in dict.fromkeys(row_of(own.case) for own in outcomes if own.case.spans):
+        cells = []
+        for low, high in itertools.pairwise(edges):
+            own = [o for o in outcomes if row_of(o.case) == row and low <= (o.taken or 0.0) < high]
+            named = sum(o.verdict["cause"] == o.case.cause for o in own)
+            cells.append(f"{named} of {len(own)}" if own else "")
+        yield f"| {row} | " + " | ".join(cells) + " |"
+
+
 def row_of(case: Case) -> str:
     if case.is_healthy:
         return OTHER
-    return case.name if case.cause == "none" else case.cause
+    return case.name if case.cause == "none" or case.spans else case.cause
 
 
 def report(outcomes: Sequence[Outcome], seed: str) -> str:
     """Markdown: both tables, and each run that was not named right."""
     wrong = [f"- {own.case.name}, seed {own.seed}: {own.wrong}" for own in outcomes if own.wrong]
     healthy = len({own.case.name for own in outcomes if own.case.is_healthy})
+    found = [
+        f"- {own.case.name}, seed {own.seed}: {own.verdict['cause']}, and its change measured "
+        f"{own.after_s:.4g} s after {own.verdict['step_time_s']:.4g} s"
+        for own in outcomes
+        if own.case.is_healthy and own.is_proven
+    ]
     lines = [
         f"Rows: what was planted; columns: what the verdict named. {len(outcomes)} runs, seed {seed}; "
         f"{healthy} healthy configurations.",
@@ -180,6 +242,8 @@ def report(outcomes: Sequence[Outcome], seed: str) -> str:
         "",
         *accuracy(outcomes),
         "",
+        *([*across(outcomes), ""] if any(own.case.spans for own in outcomes) else []),
+        *(["Not healthy after all, the named change helped:", "", *found, ""] if found else []),
         *(["Not named right:", "", *wrong] if wrong else ["All were named right."]),
     ]
     return "\n".join(lines) + "\n"

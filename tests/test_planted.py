@@ -8,12 +8,14 @@ from random import Random
 
 import pytest
 
-from tests.planted import CASES, HEALTHY, PLANTED, Case
-from tests.planted_matrix import run_case
+from tests.planted import HEALTHY, PLANTED, Case, Plant
+from tests.planted_matrix import CASES, Outcome, run_case
+from tests.spanning import SPANNING
 from tests.system import need_two_hosts
 
 SEED = datetime.date.today().isoformat()
 WELL = tuple(Random(SEED).sample(HEALTHY, 3))
+ACROSS = tuple(Random(SEED).sample(SPANNING, 2))
 
 
 def test_there_are_enough_cases() -> None:
@@ -23,7 +25,40 @@ def test_there_are_enough_cases() -> None:
         "small_microbatches", "wrong_link", "none",
     }  # fmt: skip
     assert {case.wall for case in PLANTED} == {None, "link", "input", "compute"}
-    assert len(CASES) == len(PLANTED) + len(HEALTHY)
+    assert {case.cause for case in SPANNING} == {case.cause for case in PLANTED} - {"none"}
+    assert len(CASES) == len(PLANTED) + len(SPANNING) + len(HEALTHY)
+
+
+def _outcome(case: Case, cause: str, step_s: float, **measured: float) -> Outcome:
+    verdict = {"cause": cause, "wall": "compute", "rank": None, "step_time_s": step_s}
+    return Outcome(case, "0", Plant(()), verdict, **measured)
+
+
+@pytest.mark.parametrize(
+    ("cause", "free_s", "right"),
+    [
+        ("no_overlap", 0.80, True),  # takes 20 %
+        ("none", 0.80, False),
+        ("small_messages", 0.80, False),
+        ("no_overlap", 0.94, True),  # takes 6 %: both
+        ("none", 0.94, True),
+        ("small_messages", 0.94, False),
+        ("no_overlap", 0.99, False),  # takes 1 %
+        ("none", 0.99, True),
+        ("none", 1.01, True),
+    ],
+)
+def test_what_a_plant_takes_says_what_must_be_named(cause: str, free_s: float, right: bool) -> None:
+    case = next(case for case in SPANNING if case.cause == "no_overlap")
+    assert (not _outcome(case, cause, 1.0, free_s=free_s).wrong) is right
+
+
+def test_a_cause_in_a_healthy_run_is_right_where_its_change_helps() -> None:
+    case = HEALTHY[0]
+    assert not _outcome(case, "none", 1.0).wrong
+    assert _outcome(case, "idle_bubble", 1.0).wrong
+    assert _outcome(case, "idle_bubble", 1.0, after_s=0.97).wrong
+    assert not _outcome(case, "idle_bubble", 1.0, after_s=0.9).wrong
 
 
 @pytest.mark.parametrize(
@@ -37,7 +72,7 @@ def test_a_seed_draws_the_same_again(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", [*PLANTED, *WELL], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*PLANTED, *ACROSS, *WELL], ids=lambda case: case.name)
 def test_the_verdict_names_what_was_planted(case: Case, tmp_path: Path) -> None:
     if case.draw(Random(0), tmp_path).two_hosts:
         need_two_hosts()
