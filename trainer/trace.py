@@ -1,7 +1,8 @@
 """trace.json: the last steps of a run in the trace event format, which Perfetto and chrome://tracing open.
 
 A process for each rank; its lanes are what its thread does, and the transfers, each from
-its last arrival to its completion.
+its last arrival to its completion. Transfers that overlap have lanes of their own: within one
+lane the format has events that nest, and Perfetto drops one that only overlaps.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def write_trace(timeline: Timeline, steps: Sequence[Kept], run_dir: Path, clock_
     if not steps:
         return
     origin = min(float(record[0]) for kept in steps for record in kept.recorded.records)
-    events = [*_names(len(timeline.tracks))]
+    events: list[Event] = []
     for kept in steps:
         events += _step_events(timeline, kept, origin)
     trace = {
-        "traceEvents": events,
+        "traceEvents": [*_names(events, len(timeline.tracks)), *events],
         "displayTimeUnit": "ms",
         "otherData": {
             "steps": [kept.step for kept in steps],
@@ -48,12 +49,18 @@ def write_trace(timeline: Timeline, steps: Sequence[Kept], run_dir: Path, clock_
     write_atomically(run_dir / FILE, json.dumps(trace, separators=(",", ":")))
 
 
-def _names(ranks: int) -> Iterator[Event]:
+def _names(events: Sequence[Event], ranks: int) -> Iterator[Event]:
     for rank in range(ranks):
         yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
-        for lane, name in ((COMPUTE_LANE, "compute"), (COMMUNICATION_LANE, "communication")):
+        last = max((own["tid"] for own in events if own["pid"] == rank), default=COMMUNICATION_LANE)
+        for lane in range(max(last, COMMUNICATION_LANE) + 1):
+            name = "compute" if lane == COMPUTE_LANE else "communication"
+            if lane > COMMUNICATION_LANE:
+                name += f" {lane}"
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": name}}
+            sort = {"sort_index": lane}
+            yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": lane, "args": sort}
 
 
 def _step_events(timeline: Timeline, kept: Kept, origin: float) -> Iterator[Event]:
@@ -106,13 +113,17 @@ def _transfers(
 ) -> Iterator[Event]:
     track = timeline.tracks[rank]
     starts = [own for own in track.starts if track.kinds[own[0]] != MEET]
+    found = []
     for (place, number), stop in zip(starts, timeline.ends(rank, record), strict=True):
-        operation = track.spans[place].operation
-        if np.isnan(stop) or isinstance(operation, Recv):  # the sender draws it
-            continue
-        start = float(arrivals[number])
-        args = arguments(track.spans[place])
-        yield event(operation.identity, "transfer", start, float(stop), COMMUNICATION_LANE, **args)
+        if not np.isnan(stop) and not isinstance(track.spans[place].operation, Recv):  # the sender draws it
+            start = float(arrivals[number])
+            found.append((start, max(start, float(stop)), track.spans[place]))
+    free = [0.0]  # when each lane is
+    for start, stop, span in sorted(found, key=lambda own: own[:2]):
+        lane = next((k for k, until in enumerate(free) if until <= start), len(free))
+        free[lane:] = [stop, *free[lane + 1 :]]
+        name, args = span.operation.identity, arguments(span)
+        yield event(name, "transfer", start, stop, COMMUNICATION_LANE + lane, **args)
 
 
 def arguments(span: Span) -> dict[str, Any]:

@@ -1,0 +1,139 @@
+"""trace.json by the trace event format: its schema, and the nesting that no schema can say."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from collectives.group import World
+from tests.ranks import RankPools
+from tests.test_loop import Asked, config
+from trainer.config import RunConfig, StrategyConfig
+from trainer.data import load_dataset
+from trainer.loop import Loop
+from trainer.plan import make_plan
+from trainer.trace import write_trace
+from trainer.worker import make_rank
+
+SCHEMA = json.loads((Path(__file__).parent / "trace_event.schema.json").read_text())
+SLACK_US = 0.002  # times are written to the nanosecond
+
+
+def overlapping(trace: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names of neighbours in one lane of which neither ends before the other begins nor holds it.
+
+    Perfetto drops the second of such a pair.
+    """
+    lanes: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            lanes[event["pid"], event["tid"]].append(event)
+    found = []
+    for events in lanes.values():
+        open_until: list[tuple[float, str]] = []
+        for event in sorted(events, key=lambda own: (own["ts"], -own["dur"])):
+            while open_until and open_until[-1][0] <= event["ts"] + SLACK_US:
+                open_until.pop()
+            stop = event["ts"] + event["dur"]
+            if open_until and stop > open_until[-1][0] + SLACK_US:
+                found.append((open_until[-1][1], event["name"]))
+            open_until.append((stop, event["name"]))
+    return found
+
+
+def traced(world: World, run: RunConfig) -> None:
+    """Job: train, and write the trace as a run does at its end."""
+    plan = make_plan(run, world.size)
+    dataset = load_dataset(run.data, seed=run.seed, hidden_dim=run.model.hidden_dim)
+    loop = Loop(plan, world, make_rank(plan, world), dataset, Asked(), ignore)
+    loop.run()
+    if world.rank == 0:
+        last = loop.history.last
+        write_trace(loop.timeline(last[0].recorded.rows), last, Path(run.run_dir), 0.0)
+
+
+def ignore(row: dict[str, Any]) -> None:
+    """Rows are not what is looked at."""
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        StrategyConfig("ddp", bucket_mb=0, microbatches=2),
+        StrategyConfig("tensor", microbatches=2),
+        StrategyConfig("pipeline", microbatches=4),
+    ],
+    ids=lambda strategy: strategy.name,
+)
+def test_a_run_writes_a_trace_of_the_format(
+    strategy: StrategyConfig, ranks: RankPools, tmp_path: Path
+) -> None:
+    ranks[2].run(traced, dataclasses.replace(config("ddp"), run_dir=str(tmp_path), strategy=strategy))
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    jsonschema.validate(trace, SCHEMA)
+    assert overlapping(trace) == []
+    lanes = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    assert {name for name in lanes.values() if name[-1].isalpha()} == {"compute", "communication"}
+    used = {(event["pid"], event["tid"]) for event in trace["traceEvents"] if event["ph"] == "X"}
+    assert used <= lanes.keys()
+    transfers = [event for event in trace["traceEvents"] if event.get("cat") == "transfer"]
+    assert transfers and all(event["args"]["bytes"] > 0 for event in transfers)
+
+
+def test_the_schema_takes_what_torch_writes_for_the_same_viewers(tmp_path: Path) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        torch.ones(4) + 1
+    profiler.export_chrome_trace(str(tmp_path / "torch.json"))
+    jsonschema.validate(json.loads((tmp_path / "torch.json").read_text()), SCHEMA)
+
+
+GOOD = {
+    "traceEvents": [
+        {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "rank 0"}},
+        {"ph": "X", "name": "a", "pid": 0, "tid": 0, "ts": 0, "dur": 2},
+        {"ph": "X", "name": "b", "pid": 0, "tid": 0, "ts": 3, "dur": 2},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        (1, {"dur": -1}),
+        (1, {"ts": None}),
+        (1, {"ts": "0"}),
+        (1, {"ph": "complete"}),
+        (1, {"pid": None}),
+        (0, {"args": {}}),
+        (0, {"name": "process"}),
+    ],
+)
+def test_the_schema_refuses_what_the_format_does(place: int, change: dict[str, Any]) -> None:
+    jsonschema.validate(GOOD, SCHEMA)
+    bad = copy.deepcopy(GOOD)
+    bad["traceEvents"][place] |= change  # type: ignore[operator]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(bad, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("second", "overlaps"), [((3, 2), False), ((1, 1), False), ((0, 1), False), ((1, 2), True)]
+)
+def test_overlapping_is_told_from_nesting(second: tuple[float, float], overlaps: bool) -> None:
+    trace = copy.deepcopy(GOOD)
+    trace["traceEvents"][2] |= dict(zip(("ts", "dur"), second, strict=True))  # type: ignore[operator]
+    assert bool(overlapping(trace)) is overlaps
+    assert list(itertools.chain(*overlapping(trace))) == (["a", "b"] if overlaps else [])
