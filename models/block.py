@@ -66,6 +66,12 @@ class LayerSpec:
     splits_columns: bool = True  # has a rule for a column shard
     per_batch: str | None = None  # why rows are not independent (batch statistics, ...), None when they are
 
+    @property
+    def work(self) -> tuple[object, ...]:
+        """Equal for layers that take the same computing for a row."""
+        sizes = (self.input_shape, self.output_shape, self.saves)
+        return (self.kind, *sizes, self.parameters, self.forward_flops)
+
 
 @dataclass
 class Saved:

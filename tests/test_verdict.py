@@ -169,6 +169,12 @@ def test_overlap_off_is_named_with_what_it_costs(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "verdict.json").read_text()) == record
     assert record["gain_s"] == pytest.approx(record["step_time_s"] - record["predicted_step_time_s"])
     assert "set strategy.overlap=true" in record["sentence"]
+    numbers = {entry["name"]: entry["value"] for entry in record["evidence"]}
+    assert numbers["messages"] == 8
+    assert numbers["message_bytes"] == 4 * (8 * 8 + 8) / 2  # weight and bias in turn
+    assert numbers["message_s"] == pytest.approx(3 * MS)
+    assert numbers["compute_imbalance"] == pytest.approx(1)
+    assert "bubble_fraction" not in numbers and "bytes_predicted_auto" not in numbers
 
 
 def curve(verb: str, times: dict[int, float], algorithm: str = "ring") -> LinkCurve:
@@ -215,6 +221,9 @@ def test_a_slow_rank_is_named() -> None:
     assert (verdict.cause, verdict.finding and verdict.finding.rank) == ("slow_rank", 1)
     assert verdict.finding is not None and verdict.finding.gain_s == pytest.approx(13 * 0.5 * MS, rel=0.01)
     assert "rank 1 takes longer" in sentence(verdict)
+    # 21 operations of a step, 1 ms and 1.5 ms each.
+    imbalance = next(e["value"] for e in verdict.evidence if e["name"] == "compute_imbalance")
+    assert imbalance == pytest.approx(1.5 / 1.25)
 
 
 def test_ranks_that_are_late_in_turns_are_not_slow() -> None:

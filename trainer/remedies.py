@@ -209,14 +209,7 @@ def layer_seconds(schedules: Sequence[Schedule], measured: Measurements) -> list
             if isinstance(operation, LayerOperation):
                 index, spec = operation.layer.index, operation.layer.spec
                 totals[index] = totals.get(index, 0.0) + costs.compute_s(rank, operation)
-                shapes[index] = (
-                    spec.kind,
-                    spec.input_shape,
-                    spec.output_shape,
-                    spec.parameters,
-                    spec.forward_flops,
-                    operation.layer.has_below,
-                )
+                shapes[index] = (*spec.work, operation.layer.has_below)
     means: dict[tuple[object, ...], float] = {}
     for shape in set(shapes.values()):
         own = [totals[index] for index in totals if shapes[index] == shape]

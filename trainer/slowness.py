@@ -26,12 +26,7 @@ def work_of(operation: LayerOperation, rows: Sequence[int]) -> Work:
     columns = None if layer.columns is None else layer.columns[1] - layer.columns[0]
     return (
         type(operation).__name__,
-        layer.spec.kind,
-        layer.spec.input_shape,
-        layer.spec.output_shape,
-        layer.spec.saves,
-        layer.spec.parameters,
-        layer.spec.forward_flops,
+        *layer.spec.work,
         gives_below,
         columns,
         rows[operation.microbatch],

@@ -19,6 +19,7 @@ from strategies.compute import GradientNorm, LayerOperation, Update
 from strategies.schedule import Schedule
 from strategies.simulator import simulate
 from trainer.costs import Measurements, PlanCosts, UnknownCost, measure, step_time_s, typical
+from trainer.evidence import plan_numbers, time_split
 from trainer.history import History
 from trainer.plan import Plan
 from trainer.remedies import Remedies
@@ -94,7 +95,10 @@ class Judge:
             samples = measure(self.timeline, schedules, self.history)
         except UnknownCost as error:
             why = (str(error),)
-            return Verdict(wall, "none", middle, (q1, q3), len(steps), None, None, splits, missing=why)
+            parts = tuple(time_split(splits, None))
+            return Verdict(
+                wall, "none", middle, (q1, q3), len(steps), None, None, splits, missing=why, evidence=parts
+            )
         samples = [self.remedies.completed(own) for own in samples]
         begun = time.perf_counter()
         self._step_s(schedules, samples[0])
@@ -117,7 +121,10 @@ class Judge:
             tuple(found),
             too_noisy=not sure and (bool(worth) or noise_s > LEAST_SHARE * middle),
             missing=missing,
-            evidence=tuple(self._evidence(splits, simulated_s / middle - 1)),
+            evidence=(
+                *time_split(splits, simulated_s / middle - 1),
+                *plan_numbers(self.plan, schedules, samples, splits, middle),
+            ),
         )
 
     # Measured
@@ -197,33 +204,7 @@ class Judge:
             weigh("wrong_link", None, times, None)
         return sorted(best.values(), key=lambda own: -own.gain_s), tuple(missing)
 
-    def _evidence(self, splits: Sequence[Mapping[str, float]], error: float) -> list[dict[str, object]]:
-        return [
-            {
-                "name": key,
-                "value": float(np.mean([split[key] for split in splits])),
-                "unit": "s",
-                "text": f"{EVIDENCE[key]}: in a typical step, mean of the ranks",
-            }
-            for key in SPLIT
-        ] + [
-            {
-                "name": "simulation_error",
-                "value": error,
-                "unit": "",
-                "text": "simulated over measured step time, less 1",
-            }
-        ]
 
-
-EVIDENCE = {
-    "compute_s": "computing",
-    "exposed_comm_s": "waiting for transfers whose parties had all come",
-    "wait_s": "waiting for a rank that was late",
-    "idle_s": "a stage with nothing ready",
-    "host_s": "data, starting transfers, control, logging",
-    "data_s": "of that, waiting for the next batch",
-}
 TEXTS = {
     "small_messages": "many small messages: each costs its latency, whatever it carries",
     "bad_algorithm": "an algorithm that sends more bytes, or waits longer, than another for the same result",
