@@ -15,10 +15,12 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 
 from scripts import reference_config
 from trainer.config import InputError, RunConfig, StrategyConfig
 from trainer.errors import shown
+from trainer.resolvers import register_resolvers
 from trainer.validate import check_world
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -27,6 +29,9 @@ OPTIONS = [
     for file in sorted(CONF.glob("*/*.yaml"))
     if file.parent.name not in ("hydra", "bench")  # the bench has tests of its own
 ]
+
+
+register_resolvers()
 
 
 @functools.cache
@@ -292,6 +297,14 @@ def test_a_world_that_contradicts_the_strategy_is_refused(
     with pytest.raises(InputError) as refusal:
         check_world(dataclasses.replace(config(), strategy=strategy), world_size)
     assert str(refusal.value) == sentence
+
+
+def test_weak_scaling_gives_each_rank_as_many_rows() -> None:
+    for ranks in (1, 2, 8):
+        found = composed("experiment=weak_scaling", f"world_size={ranks}")
+        assert found["data"]["batch_size"] == 256 * ranks
+    with pytest.raises(InterpolationResolutionError, match="times:256,None multiplies whole numbers"):
+        composed("experiment=weak_scaling", "world_size=null")
 
 
 def test_a_value_under_a_secret_name_is_never_shown() -> None:

@@ -30,12 +30,16 @@ from trainer.job import JobConfig
 from trainer.launch import dismiss, follow, launch
 from trainer.rank import Place, log_file, record, tell
 from trainer.refusals import hide, sentence_of
+from trainer.resolvers import register_resolvers
 from trainer.secrets import Redactor, SecretFilter
 from trainer.signals import leave
 
 # Not pkg://conf: a folder named conf on the user's own path would hide it.
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
 _SWEEP = re.compile(r"\+*hydra\.mode=.*MULTIRUN.*", re.IGNORECASE)
+
+
+register_resolvers()  # wherever this module is imported, a configuration may be composed
 
 
 class JobFailed(Exception):
