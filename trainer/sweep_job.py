@@ -61,7 +61,8 @@ def run_job(plan: SweepPlan, kind: type[JobConfig], worker: str | None, composed
     log = log_file(kind.kind, str(folder))
     mapping, refusal = _resolved(composed, given, kind)
     redactor = Redactor(mapping)
-    overrides = tuple(redactor.text(hide(own, given)) for own in given)
+    own = [one for one in given if not one.lstrip("+").startswith("sweep.")]
+    overrides = tuple(redactor.text(hide(one, given)) for one in own)
     job = Job(
         folder=folder,
         number=int(hydra.job.num),
@@ -69,7 +70,7 @@ def run_job(plan: SweepPlan, kind: type[JobConfig], worker: str | None, composed
         swept=values_of(overrides, plan.swept),
         state="running",
         started_at=time.time(),
-        config_sha256=config_sha256(mapping if refusal is None else {"overrides": list(given)}),
+        config_sha256=config_sha256(mapping if refusal is None else {"overrides": list(overrides)}),
     )
     if _is_told_to_end(plan) or not _is_needed(plan, job):
         return
