@@ -40,9 +40,9 @@ def run_elastic(config: JobConfig, world_size: int, worker: str) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     environment = {"OMP_NUM_THREADS": str(threads_per_rank(config, world_size))}
-    loopback = _loopback()
-    if loopback is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
-        environment["GLOO_SOCKET_IFNAME"] = loopback
+    interface = loopback()
+    if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+        environment["GLOO_SOCKET_IFNAME"] = interface
     payload = {
         "kind": config.kind,
         "config": config.to_mapping(),
@@ -120,7 +120,7 @@ def _exit_code(rank: int, exit_code: int, config: JobConfig) -> int:
     return 1
 
 
-def _loopback() -> str | None:
+def loopback() -> str | None:
     if sys.platform == "darwin":
         return "lo0"
     return "lo" if os.path.exists("/sys/class/net/lo") else None
