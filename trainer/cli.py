@@ -31,7 +31,7 @@ from trainer.launch import dismiss, follow, launch
 from trainer.rank import Place, log_file, record, tell
 from trainer.refusals import hide, sentence_of
 from trainer.secrets import Redactor, SecretFilter
-from trainer.signals import leave, obey_signals, raising_signals
+from trainer.signals import ignore_signals, leave, obey_signals, raising_signals
 from trainer.sweep_end import finish_sweep
 from trainer.sweep_folder import begin, end, find_folder, locked
 from trainer.sweep_job import SweepEnded, run_job
@@ -120,16 +120,17 @@ class _App:
             # Before a flag: argparse takes overrides in one row only.
             place = len(sys.argv) - sys.argv[::-1].index(flags.overrides[-1]) if flags.overrides else 1
             sys.argv[place:place] = hydra_overrides(plan)
-            try:
-                with raising_signals():
+            with raising_signals():
+                try:
                     code = self._code_of(self._start)
-            except Exception:
-                traceback.print_exc()
-                code = 1
-            code = end(plan, code)
-            obey_signals()  # whoever does not want to wait for the table
-            if self._job.kind == RunConfig.kind and plan.folder.exists():
-                finish_sweep(plan.folder)
+                except Exception:
+                    traceback.print_exc()
+                    code = 1
+                ignore_signals()
+                code = end(plan, code)
+                obey_signals()  # who asks again does not want to wait for the table
+                if self._job.kind == RunConfig.kind and plan.folder.exists():
+                    finish_sweep(plan.folder)
         return code
 
     def _code_of(self, call: Callable[[], int]) -> int:

@@ -7,8 +7,6 @@ imported torch already, as a sweep has after its first job.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import statistics
@@ -16,7 +14,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,18 +58,37 @@ def job_cost(world_size: int, settings: Sequence[str]) -> Cost:
         strategy = "single" if world_size == 1 else "ddp"
         own = [f"strategy={strategy}", f"world_size={world_size}", *SMALLEST, *settings]
         before, sys.argv = sys.argv, ["train.py", "-m", "seed=0,1", f"hydra.sweep.dir={folder}/s", *own]
-        told = io.StringIO()
+        told = Path(folder, "told")
         try:
-            with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+            with _told_to(told):
                 code = cli.main("trainer.startup_rank:timed_run")
         finally:
             sys.argv = before
         if code != 0:
-            raise RuntimeError(told.getvalue())
+            raise RuntimeError(told.read_text())
         first, second = read_sweep(Path(folder, "s")).jobs
         assert first.ended_at is not None and second.ended_at is not None
         stepped = max(float(path.read_text()) for path in second.folder.glob(f"{ENDED}*"))
         return Cost(stepped - first.ended_at, second.ended_at - first.ended_at)
+
+
+@contextmanager
+def _told_to(path: Path) -> Iterator[None]:
+    """What this process and those that it starts print goes to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    with path.open("w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in zip((1, 2), kept, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
 
 
 def launcher_cost(world_size: int) -> Cost:
@@ -100,13 +118,14 @@ def launcher_cost(world_size: int) -> Cost:
     return Cost(max(ended.values()) - begun, time.time() - begun)
 
 
-def measure(world_size: int, rounds: int) -> dict[str, list[Cost]]:
+def measure(world_size: int, rounds: int, full: bool) -> dict[str, list[Cost]]:
     """`rounds` of each kind, in turn, the order turned round from one to the next; the first is left out."""
     kinds = {
         "torch's launcher, import torch": lambda: launcher_cost(world_size),
         "job, bare": lambda: job_cost(world_size, BARE),
-        "job, with link, verdict, report, W&B": lambda: job_cost(world_size, FULL),
     }
+    if full:
+        kinds["job, with link, verdict, report, W&B"] = lambda: job_cost(world_size, FULL)
     found: dict[str, list[Cost]] = {name: [] for name in kinds}
     for turn in range(rounds + 1):
         for name in list(kinds) if turn % 2 else reversed(kinds):
@@ -123,6 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="world sizes (default: 1 2)")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each kind (default: 5)")
+    parser.add_argument("--full", action="store_true", help="also a job with all that a run does by default")
     parser.add_argument("--json", type=Path, help="a file for all measurements")
     try:
         options = parser.parse_args(arguments)
@@ -138,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     record, within = [], True
     for world_size in options.ranks:
-        found = measure(world_size, options.rounds)
+        found = measure(world_size, options.rounds, options.full)
         base = statistics.median(cost.start_s for cost in found["torch's launcher, import torch"])
         for name, costs in found.items():
             start = statistics.median(cost.start_s for cost in costs)
