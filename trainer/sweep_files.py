@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ from trainer.sinks import write_atomically
 
 SCHEMA = 1
 SWEEP_FILE, JOB_FILE = "sweep.json", "job.json"
+REASON_FILE = "reason.txt"  # from the rank that tells of a failure to whoever writes job.json
+LONGEST_REASON = 500
 SWEEP_STATES = ("running", "complete", "failed", "stopped")
 JOB_STATES = ("running", "complete", "failed", "skipped", "stopped")
 _LEFT = re.compile(r".*~\d+")
@@ -110,6 +113,31 @@ def left_over(folder: Path) -> Path:
     while (path := folder.with_name(f"{folder.name}~{number}")).exists():
         number += 1
     return path
+
+
+def keep_reason(folder: Path, text: str, *, over: bool = False) -> None:
+    """In a job's folder, keep why the job failed, unless that is known or `over` says that this is truer."""
+    path = folder / REASON_FILE
+    with suppress(OSError):
+        if (folder / JOB_FILE).exists() and (over or not path.exists()):
+            write_atomically(path, first_sentence(text) + "\n")
+
+
+def take_reason(folder: Path) -> str | None:
+    """What `keep_reason` has kept, which is then gone; None where nothing was."""
+    path = folder / REASON_FILE
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+        path.unlink()
+    except OSError:
+        return None
+    return text or None
+
+
+def first_sentence(text: str) -> str:
+    """On one line and cut to a length that a table can hold."""
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 3] + "..."
 
 
 def _write(path: Path, record: Job | Sweep) -> None:
