@@ -18,6 +18,7 @@ from tests.report_run import markup, table_rows, words, write_run
 from tests.sweep_folder import scaling_sweep, write_job, write_sweep_file
 from tests.system import need_program
 from tests.test_report_browser import FRAME, PROBE, browse, contrast, luminance
+from tests.test_runs import run_script
 from trainer.report_cli import main
 from trainer.report_text import NONE
 from trainer.sweep_bars import bytes_figure, split_figure
@@ -276,3 +277,33 @@ def test_a_browser_opens_it_without_a_network_and_without_an_error(
     assert found["drawn"] == [True] * 5
     assert (luminance(found["card"]) < 0.1) == dark
     assert contrast(found["tick"], found["card"]) >= 4.5 and contrast(found["ink"], found["card"]) >= 4.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_real_sweep_s_table_follows_from_its_rows(tmp_path: Path) -> None:
+    code, output = run_script(
+        "strategy=ddp,pipeline",
+        "world_size=1,2",
+        "trainer.max_steps=12",
+        "trainer.verdict_budget_s=0",
+        "collectives.link_budget_s=0",
+        f"hydra.sweep.dir={tmp_path}/sweep",
+        "-m",
+        timeout_s=280,
+    )
+    assert code == 0, output
+    sweep = tmp_path / "sweep"
+    path = write_sweep_report(sweep)
+    table = json.loads((sweep / "table.json").read_text())
+    assert {(row["strategy"], row["world_size"]): row["state"] for row in table["rows"]} == {
+        (strategy, size): "complete" for strategy in ("ddp", "pipeline") for size in (1, 2)
+    }
+    assert differences(sweep) == []
+    assert [row["steps"] for row in table["rows"]] == [12] * 4
+    sent = {(row["strategy"], row["world_size"]): row["bytes_sent"] for row in table["rows"]}
+    # 64 to 128 to 128 to 128 to 10 with biases: 42,634 parameters of 4 bytes, each sent 2 (n-1)/n times
+    assert sent["ddp", 2] == 4 * 42_634
+    assert sent["ddp", 1] == sent["pipeline", 1] == 0
+    told = words(path)
+    assert table["sentences"][0] in told and "could not be made" not in told

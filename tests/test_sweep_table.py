@@ -261,6 +261,15 @@ def test_a_missing_file_is_noted_and_costs_what_it_would_have_said(tmp_path: Pat
     assert row["place"] == 2
 
 
+def test_a_job_that_runs_has_the_numbers_that_it_got_to(tmp_path: Path) -> None:
+    scaling_sweep(tmp_path)
+    path = write_job(tmp_path, 3, "ddp", 2, (0.1, 0.1), state="running") / "metrics.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 3, "is_w')
+    row = by_number(tmp_path)[3]
+    assert (row["steps"], row["samples_per_s"], row["place"], row["note"]) == (3, 1000, None, None)
+
+
 def test_values_that_are_no_numbers_are_null(tmp_path: Path) -> None:
     scaling_sweep(tmp_path)
     nan = float("nan")

@@ -121,15 +121,20 @@ def _median(values: list[float]) -> float | None:
 
 
 def _notes(job: Job, run: Run) -> list[str]:
-    """What the folder lacks that such a job has; a skipped one has nothing, one that runs no end yet."""
+    """What the folder lacks that such a job has; a skipped one has nothing, and others have no end."""
     if job.state == "skipped":
         return []
-    notes = [one for one in run.missing if job.state == "complete" or " is missing: " not in one]
+    notes = [one for one in run.missing if job.state == "complete" or not _is_unfinished(one)]
     steps = number(run.summary.get("steps"))
     cut = any(one.startswith("metrics.jsonl") for one in notes)
     if steps is not None and steps != len(run.rows) and not cut:
         notes.append(f"metrics.jsonl has {len(run.rows)} rows of {steps} steps")
     return notes
+
+
+def _is_unfinished(sentence: str) -> bool:
+    """Whether a run's folder lacks this until the run has ended."""
+    return " is missing: " in sentence or " has no whole row" in sentence or " is cut within " in sentence
 
 
 def _cores(run: Run) -> int | None:
