@@ -185,6 +185,10 @@ def test_ranks_that_share_cores_are_told(tmp_path: Path) -> None:
     )
 
 
+def test_as_many_ranks_as_cores_share_none(tmp_path: Path) -> None:
+    assert read_table(scaling_sweep(tmp_path, cores=4)).remarks == ()
+
+
 def test_each_problem_has_its_own_sentence_places_and_speedup(tmp_path: Path) -> None:
     write_sweep_file(tmp_path, "running")
     for number, (dim, ranks, time_s) in enumerate([(64, 1, 0.2), (64, 2, 0.1), (128, 1, 0.4), (128, 2, 0.5)]):
