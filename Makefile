@@ -39,7 +39,7 @@ bench: $(STAMP) ## time the collectives over local ranks and check their results
 compare: $(STAMP) ## time our splits beside torch's own (ARGS=... goes to scripts/compare.py)
 	$(BIN)/python scripts/compare.py $(ARGS)
 
-report: $(STAMP) ## write a run's report.html again (ARGS=RUN), or beside another's (ARGS='RUN OTHER')
+report: $(STAMP) ## write report.html of a run or sweep again (ARGS=RUN), or beside another's (ARGS='RUN OTHER')
 	$(BIN)/python scripts/report.py $(ARGS)
 
 lint: $(STAMP) ## check style, types, import layers and the reference config

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +119,8 @@ def check_folder(folder: Path, name: str = "RUN") -> None:
         raise InputError(f"{name}={folder} has no metrics.jsonl; {right}")
 
 
-def read_run(folder: Path) -> Run:
-    """The folder as far as it can be read; damaged and missing files end as sentences in `missing`."""
+def read_records(folder: Path) -> Run:
+    """Rows, configuration, summary and verdict, as far as they can be read: what the numbers come from."""
     missing: list[str] = []
     rows = _rows(folder / "metrics.jsonl", missing)
     config, config_text = _config(folder / "config.yaml", missing)
@@ -128,7 +128,15 @@ def read_run(folder: Path) -> Run:
     verdict = _json(folder / "verdict.json", missing)
     steady = mapping(summary.get("steady")) or mapping(guarded(summarise, rows))
     run = Run(folder, rows, config, config_text, summary, steady, verdict)
-    alone = run.world_size == 1
+    if rows and not run.steady_rows:
+        missing.append("no step after warm-up: medians are missing")
+    return replace(run, missing=tuple(missing))
+
+
+def read_run(folder: Path) -> Run:
+    """The folder as far as it can be read; damaged and missing files end as sentences in `missing`."""
+    run = read_records(folder)
+    missing = list(run.missing)
     link, trace = None, None
     path = folder / "link_curve.json"
     if path.is_file():
@@ -136,16 +144,14 @@ def read_run(folder: Path) -> Run:
             link = load(path)
         except (ArithmeticError, ValueError) as error:
             missing.append(f"link_curve.json is damaged: {error}")
-    elif not alone:
+    elif run.world_size != 1:
         missing.append(_absent(path.name))
     document = _json(folder / "trace.json", missing)
     if document:
         trace = guarded(read_trace, document)
         if trace is None:
             missing.append("trace.json has no whole step: " + CONSEQUENCES["trace.json"])
-    if rows and not run.steady_rows:
-        missing.append("no step after warm-up: medians are missing")
-    return Run(folder, rows, config, config_text, summary, steady, verdict, link, trace, tuple(missing))
+    return replace(run, link=link, trace=trace, missing=tuple(missing))
 
 
 def number(value: Any) -> float | None:

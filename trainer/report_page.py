@@ -105,7 +105,7 @@ def add_run(page: Page, run: Run) -> None:
     """All sections of one run."""
     page.section("", lambda: verdict(run), "verdict")
     missing = list(run.missing)
-    if not _plotly_script():
+    if not has_plotly():
         missing.append(NO_PLOTLY)
     if missing:
         page.section("What is missing", lambda: items(f"{one}." for one in missing))
@@ -116,6 +116,11 @@ def add_run(page: Page, run: Run) -> None:
     page.section("The link, and the step's messages on it", lambda: _link(page, run))
     page.section("Step time and loss over the run", lambda: _steps(page, run))
     page.section("Configuration and environment", lambda: details(run))
+
+
+def has_plotly() -> bool:
+    """Whether the page's figures can be drawn."""
+    return bool(_plotly_script())
 
 
 def tried(inside: Callable[[], Markup]) -> Markup:

@@ -38,6 +38,12 @@ summary { cursor: pointer; padding: 6px 0; color: var(--accent); font-weight: 60
 .verdict { border-left: 6px solid var(--accent); }
 .verdict h2 { font-size: 1.55rem; margin-bottom: 8px; }
 .verdict .sentence { font-size: 1.08rem; }
+.verdict.answer h2 { font-size: 1.25rem; font-weight: 600; line-height: 1.45; max-width: 74ch; }
+.maps { display: grid; gap: 6px 24px;
+  grid-template-columns: repeat(auto-fill, minmax(min(340px, 100%), 1fr)); }
+.spread { color: var(--muted); font-size: 0.82rem; white-space: nowrap; }
+.ranking th.n { overflow-wrap: normal; min-width: 0; } .ranking td.n, .ranking th.n { padding-right: 8px; }
+a { color: var(--accent); }
 .change { margin: 14px 0 4px; }
 .change code { display: inline-block; font-size: 1.1rem; padding: 8px 14px; border: 1px solid var(--accent);
   user-select: all; margin-top: 4px; }
@@ -65,7 +71,7 @@ tfoot td { font-weight: 700; border-bottom: 0; border-top: 2px solid var(--line)
 @media (max-width: 600px) {
   main { padding: 12px 10px 40px; }
   section { padding: 14px 12px; margin-top: 12px; }
-  .verdict h2 { font-size: 1.3rem; }
+  .verdict h2 { font-size: 1.3rem; } .verdict.answer h2 { font-size: 1.1rem; }
   .tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 8px; }
   .tile { padding: 6px 10px; } .tile b { font-size: 1.05rem; }
   table { font-size: 0.86rem; }
