@@ -32,6 +32,7 @@ from trainer.rank import Place, log_file, record, tell
 from trainer.refusals import hide, sentence_of
 from trainer.secrets import Redactor, SecretFilter
 from trainer.signals import leave
+from trainer.wandb_labels import label_sweep_job
 
 # Not pkg://conf: a folder named conf on the user's own path would hide it.
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
@@ -175,6 +176,7 @@ class _App:
                 handler.addFilter(SecretFilter(mapping))
             if sweeping:
                 _clean_sweep_file(Path(hydra_config.sweep.dir), mapping, self._overrides)
+                label_sweep_job(mapping, Path(hydra_config.sweep.dir))
             config = self._job.from_mapping(mapping, run_dir)
             code = launch(config, self._worker)
             self.announced = not config.dry_run
