@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -199,7 +200,8 @@ def test_server_hangs_once_the_run_exists(
     assert closing_s < limit_s
     assert history(the_run(tmp_path, "run-")) == expected(tmp_path)
     (message,) = warnings.messages
-    assert message.endswith(f"in time; upload with `wandb sync {next(tmp_path.glob('wandb/run-*'))}`")
+    folder = next(tmp_path.glob("wandb/run-*"))
+    assert message.endswith(f"in time; upload with `wandb sync --include-online {folder}`")
 
 
 def test_rank_0_is_killed(tmp_path: Path) -> None:
@@ -290,6 +292,7 @@ def test_nothing_of_the_machine_or_the_code_is_uploaded(
     assert uploaded <= {"/upload/config.yaml", "/upload/wandb-summary.json"}
     assert not [path for path in paths if "otel" in path]
     assert "trainer.wandb_process" not in bodies and sys.executable not in bodies
+    assert f'"{socket.gethostname()}"' not in bodies
 
 
 def use_helper(monkeypatch: pytest.MonkeyPatch, script: str) -> list[subprocess.Popen[str]]:

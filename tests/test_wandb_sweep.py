@@ -186,6 +186,7 @@ def test_an_offline_job_syncs_to_the_same_picture(tmp_path: Path) -> None:
         run = stub.variables("UpsertBucket")
         assert (run["groupName"], run["jobType"]) == (GROUP, "sweep-job")
         assert run["tags"] == ["ddp", "world_size=2", "mine"]
+        assert run["displayName"] == "ddp mlp-4x128 world_size=2 microbatches=2"
         config = {key: entry.get("value") for key, entry in json.loads(run["config"]).items()}
         assert (config["strategy"], config["world_size"], config["microbatches"]) == ("ddp", 2, 2)
         assert (config["num_layers"], config["hidden_dim"], config["batch_size"]) == (4, 128, 128)

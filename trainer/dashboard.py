@@ -45,7 +45,7 @@ def make_workspace(entity: str, project: str, group: str | None = None, ranks: i
         ranks: name the lines of so many ranks one by one; None finds them by a pattern, which servers
             older than such patterns do not know.
     """
-    workspace = ws.Workspace(
+    workspace: Any = ws.Workspace(
         entity=entity,
         project=project,
         name=NAME if group is None else f"{NAME} {_without_symbols(group)}",

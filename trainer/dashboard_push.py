@@ -76,6 +76,8 @@ def _save(wanted: dict[str, Any]) -> str:
     from trainer.dashboard import make_workspace
 
     entity = wanted["entity"] or wandb.Api().default_entity
+    if not entity:
+        raise ValueError("the key has no entity of its own; name one with --entity")
     workspace = make_workspace(entity, wanted["project"], wanted["group"], wanted["ranks"])
     workspace.save()
     return str(workspace.url)

@@ -37,13 +37,15 @@ def wandb_config(config: Mapping[str, Any], environment: Mapping[str, Any], kind
     `config` is a job's in plain form. `strategy` and `world_size` become the strategy's name and the number
     of ranks that run; the strategy's own section is `strategy_options`. What says nothing about the run is
     null: a schedule outside pipelines, sizes of a model that is not made from them. The `logger` section
-    gets the job type `kind` where it names none, and tags for strategy and world size before the user's.
+    gets the job type `kind` and, for training, a name where it has none, and tags for strategy and world
+    size before the user's.
     """
     world_size = environment.get("world_size", config.get("world_size"))
+    logger = dict(config["logger"])
     keys = {"world_size": world_size}
     if isinstance(config.get("strategy"), Mapping):
         keys |= _plan_keys(config)
-    logger = dict(config["logger"])
+        logger["run_name"] = logger.get("run_name") or _run_name(config["model"]["name"], keys)
     tags = [keys.get("strategy"), None if world_size is None else f"world_size={world_size}"]
     logger["tags"] = list(dict.fromkeys([*filter(None, tags), *(logger.get("tags") or ())]))
     logger["job_type"] = logger.get("job_type") or kind
@@ -54,12 +56,21 @@ def _plan_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     strategy, model = config["strategy"], config["model"]
     widths = model["widths"]
     by_sizes = model["name"] == "mlp"
+    pipeline = strategy["name"] == "pipeline"
+    naive = pipeline and strategy["schedule"] == "naive"  # which runs one microbatch, whatever is set
     return {
         "strategy": strategy["name"],
         "strategy_options": strategy,
-        "microbatches": strategy["microbatches"],
-        "schedule": strategy["schedule"] if strategy["name"] == "pipeline" else None,
+        "microbatches": 1 if naive else strategy["microbatches"],
+        "schedule": strategy["schedule"] if pipeline else None,
         "batch_size": config["data"]["batch_size"],
         "num_layers": (model["num_layers"] if widths is None else len(widths) + 1) if by_sizes else None,
         "hidden_dim": model["hidden_dim"] if by_sizes and widths is None else None,
     }
+
+
+def _run_name(model: str, keys: Mapping[str, Any]) -> str:
+    """Such as `pipeline mlp-4x128 world_size=2 microbatches=4`."""
+    sizes = "" if keys["hidden_dim"] is None else f"-{keys['num_layers']}x{keys['hidden_dim']}"
+    ranks = f"world_size={keys['world_size']}"
+    return f"{keys['strategy']} {model}{sizes} {ranks} microbatches={keys['microbatches']}"

@@ -34,6 +34,7 @@ PRIVATE: dict[str, Any] = {
     "disable_code": True,
     "disable_git": True,
     "disable_job_creation": True,
+    "host": "",  # its name
     "program": "splitmeter",
     "save_code": False,
     "silent": True,

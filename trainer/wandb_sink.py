@@ -132,7 +132,7 @@ class WandbSink:
         }
         self._process: subprocess.Popen[str] | None = None
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._folder = ""
+        self._sync = ""  # the command that uploads the run later
         self._next_check = 0.0
 
     def start(self, mode: str, timeout_s: float) -> None:
@@ -159,11 +159,12 @@ class WandbSink:
             for folder in self._run_folders() - before:
                 shutil.rmtree(folder, ignore_errors=True)
             raise Unavailable(self._redactor.text(reason))
-        self._folder = message["folder"]
+        # Without the flag an online run's folder is passed over.
+        self._sync = f"wandb sync {'--include-online ' if mode == 'online' else ''}{message['folder']}"
         if mode == "online":
             _log.info("W&B: %s", message["ready"])
         else:
-            _log.info("W&B: offline; upload with `wandb sync %s`", self._folder)
+            _log.info("W&B: offline; upload with `%s`", self._sync)
 
     def write(self, row: dict[str, Any]) -> None:
         """Reads what the helper has to say; the row itself reaches it through metrics.jsonl."""
@@ -187,14 +188,12 @@ class WandbSink:
         while self._process is not None:
             message = self._next(deadline - time.monotonic() if interrupted else wait_s)
             if message is None:
-                _log.warning("W&B did not end in time; upload with `wandb sync %s`", self._folder)
+                _log.warning("W&B did not end in time; upload with `%s`", self._sync)
             elif "finishing" in message:
                 wait_s = self._timeout_s + 1.0  # the helper gives up first and says so
             elif "done" in message:
                 if not message["done"]:
-                    _log.warning(
-                        "W&B did not take all rows in time; upload with `wandb sync %s`", self._folder
-                    )
+                    _log.warning("W&B did not take all rows in time; upload with `%s`", self._sync)
                 self._await_exit()
                 return
             elif "progress" not in message:
