@@ -18,7 +18,7 @@ from tests.wandb_stub import API_KEY, WandbStub, closed_port
 from trainer.config import DataConfig, LoggerConfig, ModelConfig, RunConfig, StrategyConfig
 from trainer.sinks import open_sinks
 from trainer.wandb_labels import group_name, label_sweep_job, wandb_config
-from trainer.wandb_sweep import log_sweep, scaling_rows, sweep_summary
+from trainer.wandb_sweep import log_sweep, scaling_rows, sweep_logger, sweep_summary
 
 __all__ = ["no_account", "warnings"]  # fixtures
 
@@ -256,6 +256,15 @@ def test_a_damaged_table_costs_a_warning(sweep: Path, warnings: pytest.LogCaptur
     (message,) = warnings.messages
     assert message.startswith("W&B has no summary of the sweep (")
     assert not list(sweep.glob("wandb-summary/wandb/*"))
+
+
+def test_the_logger_is_that_of_the_first_job_with_a_readable_config(sweep: Path) -> None:
+    whole = "logger: {project: p, group: g, tags: [t]}"
+    for name, text in (("0-a", "{"), ("1-b", whole), ("2-c", "logger: {}")):
+        (sweep / name).mkdir()
+        (sweep / name / "config.yaml").write_text(text)
+    assert sweep_logger(sweep) == LoggerConfig(project="p", group="g", tags=("t",))
+    assert sweep_logger(sweep / "0-a") is None
 
 
 def test_no_summary_is_logged_where_none_is_wanted(tmp_path: Path) -> None:

@@ -16,7 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from trainer.config import LoggerConfig
+from trainer.reading import read_section
 from trainer.secrets import Redactor
 from trainer.sinks import plain, write_atomically
 from trainer.wandb_labels import group_name
@@ -45,6 +48,17 @@ def log_sweep(folder: Path, logger: LoggerConfig) -> None:
         _log_sweep(folder, logger)
     except Exception as error:
         _log.warning("W&B has no summary of the sweep (%s: %s)", type(error).__name__, error)
+
+
+def sweep_logger(folder: Path) -> LoggerConfig | None:
+    """The logger of the sweep's first job that left a config.yaml, for a caller that has none at hand."""
+    for path in sorted(folder.glob("*/config.yaml")):
+        try:
+            section = yaml.safe_load(path.read_text(encoding="utf-8"))["logger"]
+            return read_section(LoggerConfig, section)
+        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+            continue
+    return None
 
 
 def _log_sweep(folder: Path, logger: LoggerConfig) -> None:
