@@ -7,19 +7,19 @@ wrote offline, and from the bodies of requests to a stub server on loopback.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.wandb_case import history, inspect, no_account, online, the_run, warnings
 from tests.wandb_stub import API_KEY, WandbStub, closed_port
 from trainer import wandb_sink
 from trainer.config import LoggerConfig, ModelConfig, RunConfig
@@ -27,33 +27,12 @@ from trainer.secrets import Redactor, redact
 from trainer.sinks import MetricsFile, Sinks, open_sinks, read_metrics
 from trainer.wandb_sink import WandbSink, run_id
 
+__all__ = ["no_account", "warnings"]  # fixtures
+
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 3.0
 PATIENT_S = 30.0  # for runs that succeed: never waited out
 START_S = 8.0  # room for the start of Python and of W&B's service on a busy machine
-
-
-@pytest.fixture(autouse=True)
-def no_account(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No key, server or settings of whoever runs the tests."""
-    for name in list(os.environ):
-        if name.startswith("WANDB_") or name == "NETRC":
-            monkeypatch.delenv(name)
-    home = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.chdir(home)
-    yield
-
-
-@pytest.fixture
-def warnings(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.WARNING, logger="trainer")
-    return caplog
-
-
-def online(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    monkeypatch.setenv("WANDB_BASE_URL", url)
-    monkeypatch.setenv("WANDB_API_KEY", API_KEY)
 
 
 def run_config(run_dir: Path, **logger: Any) -> RunConfig:
@@ -94,24 +73,6 @@ def expected(run_dir: Path) -> list[dict[str, Any]]:
     ]
 
 
-def inspect(path: Path) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def history(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    items = [record["history"]["item"] for record in records if record["type"] == "history"]
-    return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
-
-
-def the_run(run_dir: Path, prefix: str = "offline-run-") -> list[dict[str, Any]]:
-    """Records of the only W&B run in the folder."""
-    (path,) = (path for path in run_dir.glob("wandb/*/*.wandb") if not path.parent.is_symlink())
-    assert path.parent.name.startswith(prefix)
-    return inspect(path)
-
-
 def gone(pid: int, within_s: float) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -129,7 +90,7 @@ def test_offline_run_holds_every_row(tmp_path: Path, warnings: pytest.LogCapture
     assert len(expected(tmp_path)) == 7
     assert history(records) == expected(tmp_path)
     (run,) = (record["run"] for record in records if record["type"] == "run")
-    assert (run["display_name"], run["project"], run["tags"]) == ("a name", "p", ["t1", "t2"])
+    assert (run["display_name"], run["project"], run["tags"]) == ("a name", "p", ["single", "t1", "t2"])
     assert (run["run_group"], run["job_type"], run["run_id"]) == ("g", "j", run_id(tmp_path))
     assert run["config"]["update"]["optimizer"]["lr"] == 0.001
     assert run["config"]["update"]["environment"]["threads_per_rank"] == 1
@@ -162,7 +123,7 @@ def test_online_run_gets_every_row(
         assert stub.exit_code() == 1
         run = stub.variables("UpsertBucket")
         assert (run["project"], run["name"], run["displayName"]) == ("splitmeter", run_id(tmp_path), "a name")
-        assert (run["groupName"], run["jobType"], run["tags"]) == ("g", "j", ["t"])
+        assert (run["groupName"], run["jobType"], run["tags"]) == ("g", "j", ["single", "t"])
         assert json.loads(run["config"])["optimizer"]["value"]["lr"] == 0.001
     assert history(the_run(tmp_path, "run-")) == expected(tmp_path)
     assert warnings.messages == []
@@ -239,7 +200,8 @@ def test_server_hangs_once_the_run_exists(
     assert closing_s < limit_s
     assert history(the_run(tmp_path, "run-")) == expected(tmp_path)
     (message,) = warnings.messages
-    assert message.endswith(f"in time; upload with `wandb sync {next(tmp_path.glob('wandb/run-*'))}`")
+    folder = next(tmp_path.glob("wandb/run-*"))
+    assert message.endswith(f"in time; upload with `wandb sync --include-online {folder}`")
 
 
 def test_rank_0_is_killed(tmp_path: Path) -> None:
@@ -330,6 +292,7 @@ def test_nothing_of_the_machine_or_the_code_is_uploaded(
     assert uploaded <= {"/upload/config.yaml", "/upload/wandb-summary.json"}
     assert not [path for path in paths if "otel" in path]
     assert "trainer.wandb_process" not in bodies and sys.executable not in bodies
+    assert f'"{socket.gethostname()}"' not in bodies
 
 
 def use_helper(monkeypatch: pytest.MonkeyPatch, script: str) -> list[subprocess.Popen[str]]:

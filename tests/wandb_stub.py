@@ -1,9 +1,9 @@
 """A W&B server for tests: stdlib HTTP on loopback, no network, no account.
 
-It answers the calls that wandb 0.31 makes for a run without artifacts and
-keeps every request body, so that a test can read the history that arrived and
-look for values that must never leave. Headers are not kept: the API key
-belongs into the Authorization header and nowhere else.
+It answers the calls that wandb 0.31 makes for runs with tables and media, and
+for saving a workspace, and keeps every request body, so that a test can read
+the history that arrived and look for values that must never leave. Headers are
+not kept: the API key belongs into the Authorization header and nowhere else.
 
 Modes:
 - `ok`: answers everything.
@@ -43,6 +43,7 @@ class WandbStub:
         self.status = status
         self.bodies: list[tuple[str, str]] = []
         self.operations: list[str] = []
+        self.unknown: set[str] = set()  # operations that are answered with nothing
         self._released = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
@@ -79,6 +80,10 @@ class WandbStub:
             {key: value for key, value in row.items() if not key.startswith("_")}
             for row in self._streamed("wandb-history.jsonl")
         ]
+
+    def uploaded(self, prefix: str) -> list[str]:
+        """The contents of the files that arrived whose name begins so."""
+        return [body for path, body in self.bodies if path.startswith(f"/upload/{prefix}")]
 
     def exit_code(self) -> int | None:
         """The exit code with which the run was reported complete, if it was."""
@@ -155,8 +160,10 @@ class _Handler(BaseHTTPRequestHandler):
         operation = _operation(request)
         stub.operations.append(operation)
         variables = request.get("variables", {})
-        if operation == "Viewer":
-            data: Any = {
+        if operation in stub.unknown:
+            data: Any = {}
+        elif operation == "Viewer":
+            data = {
                 "viewer": {
                     "id": "1",
                     "entity": "tester",
@@ -195,6 +202,24 @@ class _Handler(BaseHTTPRequestHandler):
             data = {"model": None}
         elif operation == "RunStoppedStatus":
             data = {"project": {"run": {"stopped": False}}}
+        elif operation == "GetDefaultEntity":
+            data = {"viewer": {"id": "1", "entity": "tester"}}
+        elif operation == "UpsertView2":
+            data = {"upsertView": {"view": {"id": "1", "name": variables.get("name")}, "inserted": True}}
+        elif operation == "ArtifactType":
+            data = {"project": {"artifact": None}}
+        elif operation == "ServerFeaturesQuery":
+            data = {"serverInfo": {"features": []}}
+        elif operation == "CreateArtifact":
+            data = {
+                "createArtifact": {
+                    "artifact": {
+                        "id": "1",
+                        "state": "COMMITTED",  # then no file of it is asked for
+                        "artifactSequence": {"latestArtifact": None},
+                    }
+                }
+            }
         else:
             data = {}
         self._answer({"data": data})

@@ -25,6 +25,7 @@ from trainer.config import InputError, LoggerConfig, RunConfig
 from trainer.job import JobConfig
 from trainer.secrets import Redactor
 from trainer.summary import SteadyState, run_status
+from trainer.wandb_labels import wandb_config
 from trainer.wandb_sink import open_wandb
 
 SCHEMA = 1
@@ -256,7 +257,8 @@ def open_folder(
         ) from error
     wandb: Sink | None = None
     try:
-        wandb = open_wandb(logger, run_dir, rows.path, {**public, "environment": environment}, redactor)
+        labelled = wandb_config(public, environment, config.kind)
+        wandb = open_wandb(logger, run_dir, rows.path, labelled, redactor)
     except Exception as error:
         _log.warning("W&B is off (%s: %s); the run's folder has every row", type(error).__name__, error)
     return Folder(run_dir, rows, wandb, environment, redactor)

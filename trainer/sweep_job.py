@@ -36,6 +36,7 @@ from trainer.sweep_files import (
     write_job,
 )
 from trainer.sweep_plan import SweepPlan, values_of
+from trainer.wandb_labels import label_sweep_job
 
 BESIDE = ("sweep", "logger")  # sections that change no number of a run
 
@@ -60,6 +61,7 @@ def run_job(plan: SweepPlan, kind: type[JobConfig], worker: str | None, composed
     folder = Path(hydra.runtime.output_dir)
     log = log_file(kind.kind, str(folder))
     mapping, refusal = _resolved(composed, given, kind)
+    label_sweep_job(mapping, plan.folder)
     redactor = Redactor(mapping)
     own = [one for one in given if not one.lstrip("+").startswith("sweep.")]
     overrides = tuple(redactor.text(hide(one, given)) for one in own)

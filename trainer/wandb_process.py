@@ -1,7 +1,7 @@
 """The helper process of `trainer.wandb_sink`: follows metrics.jsonl and logs its rows to W&B.
 
 Run as `python -P -m trainer.wandb_process`. One JSON object a line: in comes
-first the header, then at the end {summary, exit_code, interrupted, media}; out go
+first the header (see `trainer.wandb_sink`), then at the end {summary, exit_code, interrupted, media}; out go
 {ready: page or folder, folder}, {failed: reason}, {remark}, {progress: rows},
 {finishing}, {done: whether everything was taken}. End of input without the second line
 means that rank 0 died.
@@ -34,6 +34,7 @@ PRIVATE: dict[str, Any] = {
     "disable_code": True,
     "disable_git": True,
     "disable_job_creation": True,
+    "host": "",  # its name
     "program": "splitmeter",
     "save_code": False,
     "silent": True,
@@ -118,7 +119,7 @@ def serve(commands: IO[str], channel: Channel) -> None:
         channel.send(ready=folder if run.offline else run.url, folder=folder)
         ending = Ending(commands)
         follow(header["metrics"], run, ending, channel)
-        show(run, ending.media, header["metrics"])
+        show(run, ending.media, header["metrics"], channel)
         channel.send(finishing=True)
         taken = finish(run, ending)
         end_service()
@@ -146,7 +147,7 @@ def check_reachable(url: str) -> None:
 
 
 def start(header: dict[str, Any], channel: Channel) -> Any:
-    """The run as W&B has it: `step` is every key's step metric, `schema` is kept off the charts."""
+    """The run as W&B has it: keys have the header's step metrics, `schema` is kept off the charts."""
     import wandb
 
     os.nice(NICENESS)  # from here on; W&B's service takes it over
@@ -164,7 +165,7 @@ def start(header: dict[str, Any], channel: Channel) -> Any:
         mode=header["mode"],
         dir=header["dir"],
         id=header["run_id"],
-        resume="allow",
+        resume=header["resume"],
         reinit="create_new",
         project=logger["project"],
         entity=logger["entity"],
@@ -175,7 +176,8 @@ def start(header: dict[str, Any], channel: Channel) -> Any:
         config=header["config"],
         settings=settings,
     )
-    run.define_metric("*", step_metric="step")
+    for keys, step_metric in header["step_metrics"].items():
+        run.define_metric(keys, step_metric=step_metric)
     run.define_metric("schema", hidden=True)
     return run
 
@@ -201,18 +203,38 @@ def follow(metrics: str, run: Any, ending: Ending, channel: Channel) -> None:
                 ending.known.wait(POLL_S)
 
 
-def show(run: Any, media: dict[str, str], metrics: str) -> None:
-    """Logs a page, and all rows as a table, where the end of the run named them."""
+def show(run: Any, media: dict[str, str], metrics: str, channel: Channel) -> None:
+    """Logs a page, and a file's rows as a table, where the end of the run named them.
+
+    What W&B refuses costs a remark: the rows and the summary are worth more.
+    """
+    for kind, log in (("html", _log_page), ("table", _log_table)):
+        if kind in media:
+            try:
+                log(run, media, metrics)
+            except Exception as error:
+                channel.send(remark=f"{media[kind]} is left out ({type(error).__name__}: {error})")
+
+
+def _log_page(run: Any, media: dict[str, str], metrics: str) -> None:
     import wandb
 
-    if "html" in media:
-        run.log({Path(media["html"]).stem: wandb.Html(Path(media["html"]), inject=False)})
-    if "table" in media:
-        with open(metrics, encoding="utf-8") as file:
-            rows = [json.loads(line) for line in file]
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        data = [[row.get(key) for key in columns] for row in rows]
-        run.log({media["table"]: wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
+    run.log({Path(media["html"]).stem: wandb.Html(Path(media["html"]), inject=False)})
+
+
+def _log_table(run: Any, media: dict[str, str], metrics: str) -> None:
+    import wandb
+
+    with open(media.get("rows", metrics), encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    data = [[_cell(row.get(key)) for key in columns] for row in rows]
+    run.log({media["table"]: wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
+
+
+def _cell(value: Any) -> Any:
+    """W&B's tables take numbers and texts; what has parts is written out."""
+    return json.dumps(value) if isinstance(value, dict | list) else value
 
 
 def finish(run: Any, ending: Ending) -> bool:

@@ -17,8 +17,8 @@ there, marks the run failed and exits.
 
 In W&B a row has the keys and values of metrics.jsonl; null is a key left out;
 `step` is the step metric of every key. A summary may name `media` for W&B: `html`, a page to show, and
-`table`, a name under which all rows are shown as one. No code, git state, command line,
-package list or console output is uploaded.
+`table`, a name under which all rows are shown as one, or those of the file `rows`. No code, git state,
+command line, package list or console output is uploaded.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,6 +47,7 @@ from trainer.wandb_account import choose_mode
 INTERRUPTED_S = 1.5
 OFFLINE_START_S = 30.0  # nothing but this machine's speed delays an offline start
 CHECK_S = 1.0  # how often a row looks for messages of the helper
+IN_SUMMARY = ("status", "steps", "steady", "verdict", "bench", "sweep")  # of a summary's keys, what W&B gets
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +56,27 @@ class Unavailable(Exception):
     """The helper could not start a run; the text says why."""
 
 
+@dataclass(frozen=True)
+class Series:
+    """How W&B takes the rows: the step metric of each pattern of keys, and what becomes of an earlier run.
+
+    `resume`, with the same run id: `allow` adds to the earlier run, null replaces it.
+    """
+
+    step_metrics: Mapping[str, str] = field(default_factory=lambda: {"*": "step"})
+    resume: str | None = "allow"
+
+
+BY_STEP = Series()
+
+
 def open_wandb(
-    logger: LoggerConfig, run_dir: Path, metrics: Path, config: dict[str, Any], redactor: Redactor
+    logger: LoggerConfig,
+    run_dir: Path,
+    metrics: Path,
+    config: dict[str, Any],
+    redactor: Redactor,
+    series: Series = BY_STEP,
 ) -> WandbSink | None:
     """Starts the W&B run, offline where online fails; None when W&B is switched off or cannot be had at all.
 
@@ -68,7 +90,7 @@ def open_wandb(
         _log.warning("%s", remark)
     if mode == "disabled":
         return None
-    sink = WandbSink(logger, run_dir, metrics, config, redactor)
+    sink = WandbSink(logger, run_dir, metrics, config, redactor, series)
     try:
         sink.start(mode, logger.timeout_s if mode == "online" else OFFLINE_START_S)
     except Unavailable as error:
@@ -88,7 +110,13 @@ class WandbSink:
     """One run of W&B. A second run in the same folder takes up the same run id (`wandb_run_id.txt`)."""
 
     def __init__(
-        self, logger: LoggerConfig, run_dir: Path, metrics: Path, config: dict[str, Any], redactor: Redactor
+        self,
+        logger: LoggerConfig,
+        run_dir: Path,
+        metrics: Path,
+        config: dict[str, Any],
+        redactor: Redactor,
+        series: Series = BY_STEP,
     ) -> None:
         self._timeout_s = logger.timeout_s
         self._run_dir = run_dir
@@ -99,10 +127,12 @@ class WandbSink:
             "config": config,
             "run_id": run_id(run_dir),
             "rank_0_pid": os.getpid(),
+            "step_metrics": dict(series.step_metrics),
+            "resume": series.resume,
         }
         self._process: subprocess.Popen[str] | None = None
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._folder = ""
+        self._sync = ""  # the command that uploads the run later
         self._next_check = 0.0
 
     def start(self, mode: str, timeout_s: float) -> None:
@@ -129,11 +159,12 @@ class WandbSink:
             for folder in self._run_folders() - before:
                 shutil.rmtree(folder, ignore_errors=True)
             raise Unavailable(self._redactor.text(reason))
-        self._folder = message["folder"]
+        # Without the flag an online run's folder is passed over.
+        self._sync = f"wandb sync {'--include-online ' if mode == 'online' else ''}{message['folder']}"
         if mode == "online":
             _log.info("W&B: %s", message["ready"])
         else:
-            _log.info("W&B: offline; upload with `wandb sync %s`", self._folder)
+            _log.info("W&B: offline; upload with `%s`", self._sync)
 
     def write(self, row: dict[str, Any]) -> None:
         """Reads what the helper has to say; the row itself reaches it through metrics.jsonl."""
@@ -151,20 +182,18 @@ class WandbSink:
         wait_s = self._timeout_s
         interrupted = exit_code > 128
         deadline = time.monotonic() + INTERRUPTED_S
-        taken = {key: summary[key] for key in ("status", "steps", "steady", "bench") if key in summary}
+        taken = {key: summary[key] for key in IN_SUMMARY if key in summary}
         media = summary.get("media", {})
         self._send({"summary": taken, "exit_code": exit_code, "interrupted": interrupted, "media": media})
         while self._process is not None:
             message = self._next(deadline - time.monotonic() if interrupted else wait_s)
             if message is None:
-                _log.warning("W&B did not end in time; upload with `wandb sync %s`", self._folder)
+                _log.warning("W&B did not end in time; upload with `%s`", self._sync)
             elif "finishing" in message:
                 wait_s = self._timeout_s + 1.0  # the helper gives up first and says so
             elif "done" in message:
                 if not message["done"]:
-                    _log.warning(
-                        "W&B did not take all rows in time; upload with `wandb sync %s`", self._folder
-                    )
+                    _log.warning("W&B did not take all rows in time; upload with `%s`", self._sync)
                 self._await_exit()
                 return
             elif "progress" not in message:

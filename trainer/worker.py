@@ -20,7 +20,7 @@ from trainer.control import gather_json
 from trainer.data import load_dataset
 from trainer.device import rank_device
 from trainer.executor import Rank
-from trainer.judging import run_probes, write_verdict
+from trainer.judging import IN_SUMMARY, run_probes, write_verdict
 from trainer.link import Links, check_link_file, keep, obtain_links
 from trainer.loop import Loop
 from trainer.meter import byte_table, wire_table
@@ -74,7 +74,7 @@ def run(
             ended = Ended(probes=_probes(loop))
             if output is not None:
                 step = loop.last.step if loop.last else 0
-                _log.info("verdict after step %d: %s", step, output.judge(loop, ended))
+                _log.info("verdict after step %d: %s", step, output.judge(loop, ended)["sentence"])
 
         loop = Loop(plan, world, trainer, dataset, stop, on_row, links.here or links.plan, on_verdict)
         if output is not None:
@@ -202,6 +202,7 @@ class Output:
             code = 128 + loop.stopped_by
             summary["stopped_by_signal"] = loop.stopped_by
         verdict = self.judge(loop, ended)
+        summary["verdict"] = {key: verdict[key] for key in IN_SUMMARY if key in verdict}
         self.sinks.close(summary, code, self._report)
         if error is None:
             show_summary(
@@ -213,14 +214,17 @@ class Output:
                 self.config.run_dir,
                 self.link,
             )
-            self.console.print(f"verdict  {verdict}", highlight=False, soft_wrap=True)
+            self.console.print(f"verdict  {verdict['sentence']}", highlight=False, soft_wrap=True)
             if self.report is not None:
                 self.console.print(f"report  {self.report}", highlight=False, soft_wrap=True)
 
-    def judge(self, loop: Loop, ended: Ended) -> str:
-        """Write trace.json and verdict.json; the verdict in words. What goes wrong costs a warning."""
+    def judge(self, loop: Loop, ended: Ended) -> dict[str, Any]:
+        """Write trace.json and verdict.json; what the latter holds, or a sentence why there is none.
+
+        What goes wrong costs a warning.
+        """
         if loop.last is None:
-            return "there is none: no step has run"
+            return {"sentence": "there is none: no step has run"}
         folder = Path(self.config.run_dir)
         try:
             last = loop.history.last
@@ -230,10 +234,10 @@ class Output:
             timeline = loop.timeline(self.plan.batch_rows[0])
             remedies = Remedies(self.plan, self.links, self.cpu_is_shared, ended.probes)
             judge = Judge(self.plan, timeline, loop.history, remedies)
-            return str(write_verdict(judge.verdict(), folder)["sentence"])
+            return write_verdict(judge.verdict(), folder)
         except Exception as error:
             _log.warning("there is no verdict (%s: %s)", type(error).__name__, error, exc_info=True)
-            return "there is none; the log says why"
+            return {"sentence": "there is none; the log says why"}
 
     def _report(self) -> dict[str, str]:
         """Write report.html; what W&B is to show of it. What goes wrong costs a warning."""
