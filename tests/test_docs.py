@@ -70,11 +70,13 @@ def small(text: str, folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what commands take: RUN, OTHER, x.npy, y.npy."""
+    """A folder with what commands take: RUN, OTHER, SWEEP, x.npy, y.npy."""
     folder = tmp_path_factory.mktemp("docs")
     for name in ("RUN", "OTHER"):
         text = f"python scripts/train.py {' '.join(SHORT)} hydra.run.dir={folder}/{name}"
         assert run(text).returncode == 0
+    text = f"python scripts/train.py -m seed=0,1 {' '.join(SHORT)} hydra.sweep.dir={folder}/SWEEP"
+    assert run(text).returncode == 0
     generator = np.random.default_rng(0)
     np.save(folder / "x.npy", generator.standard_normal((512, 16)))
     np.save(folder / "y.npy", np.arange(512) % 4)
@@ -100,7 +102,7 @@ def run(text: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("page", "text"), RUN_HERE, ids=lambda own: own[:70])
 def test_a_command_of_the_docs_ends_well(page: str, text: str, runs: Path, tmp_path: Path) -> None:
-    words = [str(runs / word) if word in ("RUN", "OTHER") else word for word in text.split(" ")]
+    words = [str(runs / word) if word in ("RUN", "OTHER", "SWEEP") else word for word in text.split(" ")]
     command = " ".join(re.sub(r"=(\w+\.npy)", rf"={runs}/\1", word) for word in words)
     done = run(small(command, tmp_path))
     assert done.returncode == 0, f"{page}: {shlex.quote(command)}\n{done.stdout[-3000:]}"
