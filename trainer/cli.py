@@ -28,7 +28,8 @@ from trainer.config import RunConfig
 from trainer.errors import InputError, Interrupted
 from trainer.job import JobConfig
 from trainer.launch import dismiss, follow, launch
-from trainer.rank import Place, log_file, record, tell
+from trainer.place import Place
+from trainer.rank import log_file, record, tell
 from trainer.refusals import hide, sentence_of
 from trainer.secrets import Redactor, SecretFilter
 from trainer.signals import leave
@@ -55,7 +56,11 @@ def main(worker: str | None = None, job: type[JobConfig] = RunConfig) -> int:
 
     `worker`: see trainer.launch.launch.
     """
-    place = Place.from_environment(os.environ)
+    try:
+        place = Place.from_environment(os.environ)
+    except InputError as error:
+        tell(str(error))
+        return 2
     if place is None:
         return _App(job, worker, None).run()
     if place.rank > 0:
@@ -155,8 +160,9 @@ class _App:
         if not any(override.startswith("world_size=") for override in overrides):
             overrides.insert(0, f"world_size={self._place.world_size}")
         command = shlex.join(["python", sys.argv[0], "-m", *overrides])
+        launcher = self._place.launcher
         return InputError(
-            f"a sweep cannot run under torchrun, which fixes the number of ranks; run: {command}"
+            f"a sweep cannot run under {launcher}, which fixes the number of ranks; run: {command}"
         )
 
     def _task(self, composed: DictConfig) -> None:
@@ -165,6 +171,13 @@ class _App:
         run_dir = hydra_config.runtime.output_dir
         log = log_file(self._job.kind, run_dir)
         sweeping = hydra_config.mode == RunMode.MULTIRUN
+        # A job of a sweep that submitit has sent elsewhere begins here, in each of its tasks.
+        place = Place.from_environment(os.environ) if self._place is None else None
+        if place is not None and place.rank > 0:
+            code = follow(self._worker)
+            if code:
+                raise JobFailed(code)
+            return
         redactor = Redactor()
         try:
             if sweeping and self._place is not None:
@@ -189,6 +202,8 @@ class _App:
                 raise _Leave from None
             print(text, file=sys.stderr, flush=True)
             code = 1
+        if place is not None and not self.announced:
+            dismiss(code)
         if code == 0:
             return
         if sweeping and self._place is None:
