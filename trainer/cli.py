@@ -5,25 +5,25 @@ Exit codes: 0 success, 1 failure, 2 wrong input, 130 and 143 for SIGINT and SIGT
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import logging
 import os
-import re
 import shlex
 import signal
 import sys
+import time
+import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
 
 import hydra
-import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from trainer.composed import plain_config, traceback_of
 from trainer.config import RunConfig
 from trainer.errors import InputError, Interrupted
 from trainer.job import JobConfig
@@ -32,19 +32,23 @@ from trainer.place import Place
 from trainer.rank import log_file, record, tell
 from trainer.refusals import hide, sentence_of
 from trainer.secrets import Redactor, SecretFilter
-from trainer.signals import leave
+from trainer.signals import leave, obey_signals, raising_signals
+from trainer.sweep_end import finish_sweep
+from trainer.sweep_folder import begin, end, find_folder, locked
+from trainer.sweep_job import SweepEnded, run_job
+from trainer.sweep_plan import (
+    MULTIRUN,
+    SweepPlan,
+    asks_for_sweep,
+    hydra_overrides,
+    may_be_sweep,
+    plan_sweep,
+    register_resolver,
+)
 
 # Not pkg://conf: a folder named conf on the user's own path would hide it.
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
-_SWEEP = re.compile(r"\+*hydra\.mode=.*MULTIRUN.*", re.IGNORECASE)
-
-
-class JobFailed(Exception):
-    """One job of a sweep failed and has said so; the sweep goes on with the next."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"exit code {code}")
-        self.code = code
+register_resolver()  # on import: also a process that a remote launcher starts composes a job
 
 
 class _Leave(BaseException):
@@ -87,19 +91,57 @@ class _App:
         self._place = place
         self._overrides = sys.argv[1:]
         self._error: Exception | None = None
+        self._sweep: SweepPlan | None = None
 
     def run(self) -> int:
         # Hydra then raises what it would otherwise print in several lines.
         os.environ["HYDRA_FULL_ERROR"] = "1"
-        start = hydra.main(version_base="1.3", config_path=CONF, config_name=self._job.root)
+        return self._code_of(self._run)
+
+    def _run(self) -> int:
+        begun_at = time.time()
+        flags = self._refuse_flags()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", r"provider=hydra\.searchpath.* is not available", UserWarning)
+            plan = None
+            if self._place is None and (
+                asks_for_sweep(flags, self._overrides) or may_be_sweep(flags, self._overrides)
+            ):
+                plan = plan_sweep(self._job, CONF, flags, begun_at)
+            if plan is not None:
+                return self._run_sweep(find_folder(plan), flags)
+            self._start()
+        return 0
+
+    def _start(self) -> int:
+        hydra.main(version_base="1.3", config_path=CONF, config_name=self._job.root)(self._task)()
+        return 0
+
+    def _run_sweep(self, plan: SweepPlan, flags: argparse.Namespace) -> int:
+        """Run all jobs of a sweep; whatever happens, its folder is brought to an end."""
+        with locked(plan):
+            begin(plan)
+            self._sweep = plan
+            # Before a flag: argparse takes overrides in one row only.
+            place = len(sys.argv) - sys.argv[::-1].index(flags.overrides[-1]) if flags.overrides else 1
+            sys.argv[place:place] = hydra_overrides(plan)
+            try:
+                with raising_signals():
+                    code = self._code_of(self._start)
+            except Exception:
+                traceback.print_exc()
+                code = 1
+            code = end(plan, code)
+            obey_signals()  # whoever does not want to wait for the table
+            if self._job.kind == RunConfig.kind and plan.folder.exists():
+                finish_sweep(plan.folder)
+        return code
+
+    def _code_of(self, call: Callable[[], int]) -> int:
+        """What `call` returns, or the exit code of what it raises, told in a sentence."""
         code = 0
         try:
-            self._refuse_flags()
-            with warnings.catch_warnings():
-                warnings.filterwarnings(
-                    "error", r"provider=hydra\.searchpath.* is not available", UserWarning
-                )
-                start(self._task)()
+            code = call()
         except InputError as error:
             tell(str(error))
             code = 2
@@ -109,8 +151,8 @@ class _App:
             code = 128 + signal.SIGINT
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-        except JobFailed as error:
-            code = error.code
+        except SweepEnded:
+            code = 1
         except _Leave:
             assert self._error is not None
             raise self._error from None
@@ -122,7 +164,7 @@ class _App:
             code = 2
         return code
 
-    def _refuse_flags(self) -> None:
+    def _refuse_flags(self) -> argparse.Namespace:
         """Refuse what must not even be composed.
 
         Raises:
@@ -139,9 +181,8 @@ class _App:
             raise InputError(
                 "--experimental-rerun unpickles a file, which can run code from it; give the overrides again"
             )
-        sweeping = flags.multirun or any(_SWEEP.fullmatch(override) for override in self._overrides)
-        if not sweeping:
-            return
+        if not asks_for_sweep(flags, self._overrides):
+            return flags
         if self._place is not None:
             raise self._sweep_under_torchrun()
         for override in self._overrides:
@@ -151,11 +192,14 @@ class _App:
                     f"{key} reads like a secret, and a sweep's overrides are written to its folder; "
                     f"keep the value in an environment variable and pass {key}='${{oc.env:VARIABLE}}'"
                 )
+        return flags
 
     def _sweep_under_torchrun(self) -> InputError:
         assert self._place is not None
         overrides = [
-            hide(override, self._overrides) for override in self._overrides if not _SWEEP.fullmatch(override)
+            hide(override, self._overrides)
+            for override in self._overrides
+            if not MULTIRUN.fullmatch(override)
         ]
         if not any(override.startswith("world_size=") for override in overrides):
             overrides.insert(0, f"world_size={self._place.world_size}")
@@ -167,27 +211,22 @@ class _App:
 
     def _task(self, composed: DictConfig) -> None:
         """What Hydra calls for each job."""
+        if self._sweep is not None:
+            run_job(self._sweep, self._job, self._worker, composed)
+            return
         hydra_config = HydraConfig.get()
         run_dir = hydra_config.runtime.output_dir
         log = log_file(self._job.kind, run_dir)
-        sweeping = hydra_config.mode == RunMode.MULTIRUN
-        # A job of a sweep that submitit has sent elsewhere begins here, in each of its tasks.
-        place = Place.from_environment(os.environ) if self._place is None else None
-        if place is not None and place.rank > 0:
-            code = follow(self._worker)
-            if code:
-                raise JobFailed(code)
-            return
         redactor = Redactor()
         try:
-            if sweeping and self._place is not None:
+            if hydra_config.mode == RunMode.MULTIRUN:
                 raise self._sweep_under_torchrun()
-            mapping = _plain(composed, self._overrides, self._job)
+            mapping = plain_config(composed, self._overrides, self._job)
             redactor = Redactor(mapping)
             for handler in logging.getLogger().handlers:
                 handler.addFilter(SecretFilter(mapping))
-            if sweeping:
-                _clean_sweep_file(Path(hydra_config.sweep.dir), mapping, self._overrides)
+            if mapping.get("sweep", {}).get("resume"):
+                raise InputError("sweep.resume=true is for a sweep; add -m, or leave it out")
             config = self._job.from_mapping(mapping, run_dir)
             code = launch(config, self._worker)
             self.announced = not config.dry_run
@@ -195,54 +234,8 @@ class _App:
             tell(str(error), log, redactor)
             code = 2
         except Exception as error:
-            text = redactor.text(_traceback(error))
-            record(text, log)
-            if not sweeping:
-                self._error = error
-                raise _Leave from None
-            print(text, file=sys.stderr, flush=True)
-            code = 1
-        if place is not None and not self.announced:
-            dismiss(code)
-        if code == 0:
-            return
-        if sweeping and self._place is None:
-            raise JobFailed(code)
-        raise SystemExit(code)
-
-
-def _plain(composed: DictConfig, overrides: Sequence[str], job: type[JobConfig]) -> dict[str, Any]:
-    """The composed configuration as plain data, every interpolation resolved.
-
-    Raises:
-        InputError: a group without a choice, a missing value, or an interpolation that leads nowhere.
-    """
-    try:
-        mapping = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    except Exception as error:
-        sentence = sentence_of(error, overrides, job)
-        if sentence is None:
-            raise
-        raise InputError(sentence) from None
-    assert isinstance(mapping, dict)
-    for name, hint in get_type_hints(job).items():
-        if dataclasses.is_dataclass(hint) and mapping.get(name) is None:
-            raise InputError(f"{name}=null leaves nothing to run; choose one that --help lists under {name}")
-    return {str(key): value for key, value in mapping.items()}
-
-
-def _clean_sweep_file(folder: Path, mapping: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Take secrets out of what Hydra's sweeper has written about the sweep."""
-    path = folder / "multirun.yaml"
-    if path.exists():
-        redactor = Redactor(mapping)
-        text = hide(redactor.text(path.read_text(encoding="utf-8")), overrides)
-        path.write_text(
-            yaml.safe_dump(redactor.mapping(yaml.safe_load(text)), sort_keys=False), encoding="utf-8"
-        )
-
-
-def _traceback(error: Exception) -> str:
-    import traceback
-
-    return "".join(traceback.format_exception(error)).rstrip("\n")
+            record(redactor.text(traceback_of(error)), log)
+            self._error = error
+            raise _Leave from None
+        if code != 0:
+            raise SystemExit(code)

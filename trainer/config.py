@@ -27,6 +27,7 @@ __all__ = [
     "PeakTFLOPS",
     "RunConfig",
     "StrategyConfig",
+    "SweepConfig",
     "Tier",
     "TrainerConfig",
     "TrainingStopped",
@@ -144,6 +145,14 @@ class LoggerConfig:
 
 
 @dataclass(frozen=True)
+class SweepConfig:
+    """How a sweep goes on; no job's identity depends on it."""
+
+    resume: bool = False  # run only what an earlier try of the same command left undone
+    fail_fast: bool = False  # end the sweep with the first job that fails
+
+
+@dataclass(frozen=True)
 class Tier:
     """One rung of the memory ladder; bandwidths in decimal GB/s, for one member of `scope`.
 
@@ -210,6 +219,7 @@ class RunConfig(JobConfig):
     collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
     def validate(self) -> None:
         validate(self)

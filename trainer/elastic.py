@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from trainer.errors import Interrupted
@@ -29,7 +30,8 @@ from trainer.rank import (
     tell,
     threads_per_rank,
 )
-from trainer.signals import PARENT_POLL_S, SIGNALS, leave
+from trainer.signals import PARENT_POLL_S, leave, raising_signals
+from trainer.sweep_files import keep_reason
 
 CONNECT_S = 60.0
 SHUTDOWN_S = 4  # from the launcher's signal to SIGKILL; the ranks' own clocks are shorter
@@ -61,7 +63,7 @@ def run_elastic(config: JobConfig, world_size: int, worker: str) -> int:
     with (
         tempfile.TemporaryDirectory(prefix="splitmeter-") as scratch,
         _environment(environment),
-        _raising_signals(),
+        raising_signals(),
         _silent("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing"),
         _no_child_left(),
     ):
@@ -121,10 +123,9 @@ def _exit_code(rank: int, exit_code: int, config: JobConfig) -> int:
     if exit_code >= 0:
         return exit_code
     # Nothing in the rank could report this: SIGKILL, a crash in native code, the kernel out of memory.
-    tell(
-        f"Rank {rank} of {config.world_size} was ended by {signal.Signals(-exit_code).name}",
-        log_file(config.kind, config.run_dir),
-    )
+    sentence = f"Rank {rank} of {config.world_size} was ended by {signal.Signals(-exit_code).name}"
+    tell(sentence, log_file(config.kind, config.run_dir))
+    keep_reason(Path(config.run_dir), sentence, over=True)
     return 1
 
 
@@ -140,26 +141,6 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _raising_signals() -> Iterator[None]:
-    """A signal raises Interrupted here; the elastic launcher's own handlers go with the block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise Interrupted(signum)
-
-    old = {signum: signal.getsignal(signum) for signum in (*SIGNALS, signal.SIGHUP, signal.SIGQUIT)}
-    for signum in SIGNALS:
-        signal.signal(signum, interrupt)
-    try:
-        yield
-    finally:
-        for signum, handler in old.items():
-            signal.signal(signum, handler)
 
 
 @contextmanager

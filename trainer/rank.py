@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError, Stopped
 from trainer.job import JobConfig
+from trainer.occupied import occupied
 from trainer.place import Place
 from trainer.secrets import Redactor, SecretFilter
 from trainer.signals import StopFlag, heeding_signals, obey_signals
@@ -148,6 +149,7 @@ class Report:
         self._store = store
         self._place = place
         self._log = log_file(config.kind, config.run_dir)
+        self._folder = Path(config.run_dir)
         self._redactor = Redactor(config.to_mapping())
 
     def settle(self, error: Exception) -> int:
@@ -157,6 +159,7 @@ class Report:
             other = self.verdict(AGREE_S)
             return code if other is None else other
         tell(self._describe(error), self._log, self._redactor)
+        self._keep(error)
         return code
 
     def verdict(self, timeout_s: float = 0.0) -> int | None:
@@ -178,6 +181,16 @@ class Report:
         except Exception:  # told twice is better than not at all
             return True
         return True
+
+    def _keep(self, error: Exception) -> None:
+        from trainer.sweep_files import keep_reason
+
+        text = str(error)
+        if not isinstance(error, InputError | Stopped):
+            text = (
+                f"Rank {self._place.rank} of {self._place.world_size} failed: {type(error).__name__}: {text}"
+            )
+        keep_reason(self._folder, self._redactor.text(text))
 
     def _describe(self, error: Exception) -> str:
         if isinstance(error, InputError | Stopped):
@@ -225,7 +238,8 @@ def run_rank(
     torch.set_num_threads(threads_per_rank(config, place))
     stop = StopFlag()
     report = Report(store, place, config)
-    with heeding_signals(stop, parent=parent, verdict=None if alone else report.verdict, last=not alone):
+    verdict = None if alone else report.verdict
+    with occupied(config.run_dir), heeding_signals(stop, parent=parent, verdict=verdict, last=not alone):
         try:
             code = load_function(worker)(
                 config,

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from trainer.errors import Interrupted
+
 GRACE_S = 3.0  # from the request to the end of a loop that does not return
 EMERGENCY_S = 0.7  # for the callbacks after that; both together stay below the launcher's four seconds
 SAME_REQUEST_S = 1.0  # a terminal and a launcher both pass on one Ctrl-C; later ones are a second request
@@ -87,6 +89,33 @@ def heeding_signals(
         os.close(writer)
         thread.join()
         os.close(reader)
+
+
+@contextmanager
+def raising_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM raise Interrupted here; handlers that are set meanwhile go with the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise Interrupted(signum)
+
+    old = {signum: signal.getsignal(signum) for signum in (*SIGNALS, signal.SIGHUP, signal.SIGQUIT)}
+    for signum in SIGNALS:
+        signal.signal(signum, interrupt)
+    try:
+        yield
+    finally:
+        for signum, handler in old.items():
+            signal.signal(signum, handler)
+
+
+def name_of(signum: int) -> str:
+    """SIGTERM for 15."""
+    with suppress(ValueError):
+        return signal.Signals(signum).name
+    return f"signal {signum}"
 
 
 def ignore_signals() -> None:

@@ -1,0 +1,53 @@
+"""What Hydra has composed, as plain data; and its traces in files and logs, without secrets."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from trainer.errors import InputError
+from trainer.job import JobConfig
+from trainer.refusals import hide, sentence_of
+from trainer.secrets import Redactor
+
+
+def plain_config(composed: DictConfig, overrides: Sequence[str], job: type[JobConfig]) -> dict[str, Any]:
+    """The composed configuration as plain data, every interpolation resolved.
+
+    Raises:
+        InputError: a group without a choice, a missing value, or an interpolation that leads nowhere.
+    """
+    try:
+        mapping = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except Exception as error:
+        sentence = sentence_of(error, overrides, job)
+        if sentence is None:
+            raise
+        raise InputError(sentence) from None
+    assert isinstance(mapping, dict)
+    for name, hint in get_type_hints(job).items():
+        if dataclasses.is_dataclass(hint) and mapping.get(name) is None:
+            raise InputError(f"{name}=null leaves nothing to run; choose one that --help lists under {name}")
+    return {str(key): value for key, value in mapping.items()}
+
+
+def clean_sweep_file(folder: Path, mapping: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Take secrets out of what Hydra's sweeper has written about the sweep."""
+    path = folder / "multirun.yaml"
+    if path.exists():
+        redactor = Redactor(mapping)
+        before = path.read_text(encoding="utf-8")
+        text = hide(redactor.text(before), overrides)
+        cleaned = yaml.safe_dump(redactor.mapping(yaml.safe_load(text)), sort_keys=False)
+        if cleaned != before:
+            path.write_text(cleaned, encoding="utf-8")
+
+
+def traceback_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)).rstrip("\n")

@@ -1,0 +1,44 @@
+"""The last lines of a sweep: its table and report, where they are, and what did not succeed."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from trainer.errors import InputError
+from trainer.sweep_files import Sweep, read_sweep
+
+REPORT_MODULE = "trainer.sweep_report"
+WORDS = {"running": "killed"}  # a job that nobody runs any more
+
+
+def finish_sweep(folder: Path) -> None:
+    """Write the sweep's table and report, and print the table and where things are.
+
+    It tells, and does not raise, when that goes wrong: the jobs' own folders are what counts.
+    """
+    try:
+        report = import_module(REPORT_MODULE)
+        path = report.write_sweep_report(folder)
+        report.print_table(folder)
+        print(f"report  {path}", flush=True)
+    except ImportError as error:
+        print(f"the sweep's table and report are left out ({error})", file=sys.stderr)
+    except (InputError, OSError, ValueError) as error:
+        print(f"there is no table of the sweep ({type(error).__name__}: {error})", file=sys.stderr)
+    try:
+        _show(read_sweep(folder))
+    except InputError as error:
+        print(error, file=sys.stderr)
+
+
+def _show(sweep: Sweep) -> None:
+    counts: dict[str, int] = {}
+    for job in sweep.jobs:
+        word = WORDS.get(job.state, job.state)
+        counts[word] = counts.get(word, 0) + 1
+        if job.state != "complete":
+            print(f"{word}  {job.folder.name}" + (f": {job.reason}" if job.reason else ""))
+    told = ", ".join(f"{number} {word}" for word, number in counts.items())
+    print(f"sweep  {sweep.folder}  ({told or 'no job has run'})", flush=True)
