@@ -4,7 +4,7 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
-EXTRAS := data,report,dev
+EXTRAS := data,report,slurm,dev
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

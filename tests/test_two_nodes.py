@@ -1,17 +1,21 @@
-"""Two nodes under torchrun, in two network namespaces: what is counted is what the interface says."""
+"""Two nodes under torchrun, in two network namespaces: they train as one process does, and count rightly."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cluster_doc import PATH, command, commands
 from tests.interface_worker import STEPS
 from tests.launched import Launched
 from tests.system import need_two_hosts
+from tests.test_two_hosts import DIGITS
+from tests.truth import reference
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = str(ROOT / "scripts" / "two_hosts.py")
@@ -68,3 +72,59 @@ def compare(ranks: list[dict[str, Any]], expected: int) -> None:
     assert payload == pytest.approx(sent, rel=0.02)
     # Large packets make headers small, so the raw counter is as near.
     assert ranks[0]["tx_bytes"] == pytest.approx(sent, rel=0.02)
+
+
+def on_both(tmp_path: Path, text: str) -> None:
+    """Run a block of the page on both hosts, with what it asks the user to fill in."""
+    started = Launched(
+        tmp_path, SCRIPT, "--", "sh", "-c", f"NODE={{rank}}; ADDRESS={{address}}\n{text}",
+        PATH=PATH + os.environ["PATH"],
+    )  # fmt: skip
+    try:
+        code, output = started.result(300)
+    finally:
+        started.clean_up()
+    assert code == 0, output
+
+
+def check_run(folder: Path, ranks: list[list[int]]) -> None:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in rows] == pytest.approx(reference(DIGITS).losses, rel=1e-5)
+    assert all(row["bytes_sent_between_nodes"] > 0 for row in rows)
+    nodes = json.loads((folder / "summary.json").read_text())["nodes"]
+    assert [node["ranks"] for node in nodes] == ranks
+    assert "Ranks on nodes" in (folder / "report.html").read_text()
+
+
+SETTINGS = "data=digits trainer.max_steps=3 trainer.warmup_steps=1 logger=none collectives.link_budget_s=0"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_loop_over_strategies_trains_on_two_nodes_what_one_process_trains(tmp_path: Path) -> None:
+    need_two_hosts()
+    on_both(tmp_path, command("port=29500", SETTINGS, tmp_path))
+    for strategy in ("ddp", "tensor", "pipeline"):
+        check_run(tmp_path / "nodes" / strategy, [[0], [1]])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_nodes_of_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
+    need_two_hosts()
+    on_both(tmp_path, command("torchrun", SETTINGS, tmp_path))
+    check_run(tmp_path / "two-nodes", [[0, 1], [2, 3]])
+
+
+def test_every_command_of_the_page_is_one_that_a_test_runs() -> None:
+    """Here the first two, the others in test_slurm.py."""
+    first_words = [own.split("scripts/train.py")[0].split() for own in commands()]
+    beginnings = [" ".join(words[:2]) for words in first_words]
+    assert beginnings == [
+        "torchrun --nnodes",
+        "port=29500 for",
+        "srun --nodes=2",
+        "srun --ntasks=1",
+        "python",
+        "python",
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -49,6 +50,8 @@ from trainer.sweep_plan import (
 # Not pkg://conf: a folder named conf on the user's own path would hide it.
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
 register_resolver()  # on import: also a process that a remote launcher starts composes a job
+
+_TARGET = re.compile(r"\+*hydra\.[\w.]*_target_=")
 
 
 class _Leave(BaseException):
@@ -168,7 +171,7 @@ class _App:
         """Refuse what must not even be composed.
 
         Raises:
-            InputError: a sweep under torchrun, or a flag that would unpickle a file.
+            InputError: a sweep under torchrun, a flag that would unpickle a file, or code named to Hydra.
         """
         flags, unknown = get_args_parser().parse_known_args()
         self._overrides = flags.overrides
@@ -181,6 +184,12 @@ class _App:
             raise InputError(
                 "--experimental-rerun unpickles a file, which can run code from it; give the overrides again"
             )
+        for override in self._overrides:
+            if _TARGET.match(override):
+                key = override.partition("=")[0].lstrip("+")
+                raise InputError(
+                    f"{key} names code to run; choose a plug-in by its name, as in hydra/launcher=slurm"
+                )
         if not asks_for_sweep(flags, self._overrides):
             return flags
         if self._place is not None:
