@@ -132,10 +132,12 @@ class SlurmCluster:
         self._wait("idle nodes", self._is_idle)
 
     def _daemon(self, *command: str) -> None:
+        # They end with this process, however it ends.
+        tied = ["setpriv", "--pdeathsig=TERM"] if shutil.which("setpriv") else []
         log = (self.folder / f"{command[0]}-{len(self._daemons)}.out").open("wb")
         self._daemons.append(
             subprocess.Popen(
-                command,
+                [*tied, *command],
                 env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -153,7 +155,7 @@ class SlurmCluster:
         while not is_there():  # type: ignore[operator]
             for daemon in self._daemons:
                 if daemon.poll() is not None:
-                    raise InputError(f"{daemon.args[0]} ended ({self._last_words()}); Slurm cannot run here")  # type: ignore[index]
+                    raise InputError(f"{daemon.args} ended ({self._last_words()}); Slurm cannot run here")
             if time.monotonic() > deadline:
                 raise InputError(f"There are no {what} after {START_S:.0f} s ({self._last_words()})")
             time.sleep(POLL_S)
