@@ -146,3 +146,23 @@ def test_what_contradicts_slurm_is_a_sentence(cluster: SlurmCluster, tmp_path: P
     assert code == 2 and output.count(sentence) == 1
     code, output = on(cluster, tmp_path, f"srun --ntasks=2 python {TRAIN} -m strategy=ddp,tensor")
     assert code == 2 and output.count("a sweep cannot run under srun, which fixes the number of ranks") == 1
+
+
+def test_what_fails_or_makes_no_sense_in_a_job_of_two_tasks_is_on_record(tmp_path: Path) -> None:
+    """One task alone writes job.json; the other is told to leave, or tells the reason."""
+    started = Launched(
+        tmp_path, TRAIN, "-m", "hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=2",
+        "strategy=single,ddp", "trainer.max_steps=3", *SMALL.split(), "optimizer=sgd", "optimizer.lr=1e30",
+        f"hydra.sweep.dir={tmp_path}/sweep",
+    )  # fmt: skip
+    try:
+        code, output = started.result(400)
+    finally:
+        started.clean_up()
+    assert code == 1, output
+    jobs = [json.loads(path.read_text()) for path in sorted((tmp_path / "sweep").glob("*/job.json"))]
+    assert [(job["swept"]["strategy"], job["state"], job["exit_code"]) for job in jobs] == [
+        ("single", "skipped", 2), ("ddp", "failed", 1),
+    ]  # fmt: skip
+    assert jobs[0]["reason"].startswith("strategy=single cannot use world_size=2; take 1 rank")
+    assert jobs[1]["reason"].startswith("loss is nan at step 1, first on rank 0; all ranks stopped")
