@@ -16,6 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -74,6 +75,17 @@ def main(worker: str | None = None, job: type[JobConfig] = RunConfig) -> int:
     if code != 0:
         leave(code)  # a group with a failed peer may hold up an orderly end
     return code
+
+
+def run_script(job: type[JobConfig] = RunConfig) -> NoReturn:
+    """`main`, and the end of the process.
+
+    After a signal it ends at once: a store of torch's launcher that was broken off takes seconds to go.
+    """
+    code = main(job=job)
+    if code > 128:
+        leave(code)
+    sys.exit(code)
 
 
 class _App:
