@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
-from trainer.bench_config import BenchRun
-from trainer.cli import main
-
 if __name__ == "__main__":
-    sys.exit(main(job=BenchRun))
+    # Here: ranks that are started import this file too, and need neither Hydra nor the command line.
+    from trainer.bench_config import BenchRun
+    from trainer.cli import run_script
+
+    run_script(BenchRun)

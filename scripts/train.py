@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
-from trainer.cli import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    # Here: ranks that are started import this file too, and need neither Hydra nor the command line.
+    from trainer.cli import run_script
+
+    run_script()

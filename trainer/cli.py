@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -33,7 +34,7 @@ from trainer.place import Place
 from trainer.rank import log_file, record, tell
 from trainer.refusals import hide, sentence_of
 from trainer.secrets import Redactor, SecretFilter
-from trainer.signals import leave, obey_signals, raising_signals
+from trainer.signals import ignore_signals, leave, obey_signals, raising_signals
 from trainer.sweep_end import finish_sweep
 from trainer.sweep_folder import begin, end, find_folder, locked
 from trainer.sweep_job import SweepEnded, run_job
@@ -84,6 +85,17 @@ def main(worker: str | None = None, job: type[JobConfig] = RunConfig) -> int:
     return code
 
 
+def run_script(job: type[JobConfig] = RunConfig) -> NoReturn:
+    """`main`, and the end of the process.
+
+    After a signal it ends at once: a store of torch's launcher that was broken off takes seconds to go.
+    """
+    code = main(job=job)
+    if code > 128:
+        leave(code)
+    sys.exit(code)
+
+
 class _App:
     """One call of the command line in the process that resolves the configuration."""
 
@@ -128,16 +140,17 @@ class _App:
             # Before a flag: argparse takes overrides in one row only.
             place = len(sys.argv) - sys.argv[::-1].index(flags.overrides[-1]) if flags.overrides else 1
             sys.argv[place:place] = hydra_overrides(plan)
-            try:
-                with raising_signals():
+            with raising_signals():
+                try:
                     code = self._code_of(self._start)
-            except Exception:
-                traceback.print_exc()
-                code = 1
-            code = end(plan, code)
-            obey_signals()  # whoever does not want to wait for the table
-            if self._job.kind == RunConfig.kind and plan.folder.exists():
-                finish_sweep(plan.folder)
+                except Exception:
+                    traceback.print_exc()
+                    code = 1
+                ignore_signals()
+                code = end(plan, code)
+                obey_signals()  # who asks again does not want to wait for the table
+                if self._job.kind == RunConfig.kind and plan.folder.exists():
+                    finish_sweep(plan.folder)
         return code
 
     def _code_of(self, call: Callable[[], int]) -> int:

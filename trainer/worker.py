@@ -29,8 +29,6 @@ from trainer.plan import Plan, make_plan
 from trainer.probe import Probes
 from trainer.rank import cores
 from trainer.remedies import Remedies
-from trainer.report_page import NAME as REPORT_FILE
-from trainer.report_page import write_report
 from trainer.signals import StopFlag
 from trainer.sinks import Sinks, open_sinks
 from trainer.trace import write_trace
@@ -182,6 +180,7 @@ class Output:
         self.progress = ProgressLine(config, self.console)
         self.steady: deque[dict[str, Any]] = deque(maxlen=KEPT_ROWS)
         self.last: dict[str, Any] | None = None
+        self.report: Path | None = None
 
     def write(self, row: dict[str, Any]) -> None:
         self.last = row
@@ -224,9 +223,8 @@ class Output:
                 self.link,
             )
             self.console.print(f"verdict  {verdict}", highlight=False, soft_wrap=True)
-            if Path(self.config.run_dir, REPORT_FILE).exists():
-                where = Path(self.config.run_dir, REPORT_FILE)
-                self.console.print(f"report  {where}", highlight=False, soft_wrap=True)
+            if self.report is not None:
+                self.console.print(f"report  {self.report}", highlight=False, soft_wrap=True)
 
     def judge(self, loop: Loop, ended: Ended) -> str:
         """Write trace.json and verdict.json; the verdict in words. What goes wrong costs a warning."""
@@ -251,7 +249,10 @@ class Output:
         if not self.config.trainer.report:
             return {}
         try:
-            return {"html": str(write_report(Path(self.config.run_dir)))}
+            from trainer.report_page import write_report  # here, not before the first step
+
+            self.report = write_report(Path(self.config.run_dir))
+            return {"html": str(self.report)}
         except ImportError:
             _log.warning(
                 "report.html is left out: plotly is not installed (pip install 'splitmeter[report]')"
