@@ -4,7 +4,7 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
-EXTRAS := data,report,dashboard,dev
+EXTRAS := data,report,dashboard,slurm,dev
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

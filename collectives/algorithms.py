@@ -34,6 +34,13 @@ def _bytes(messages: Messages) -> int:
     return sum(tensor.nbytes for tensor, _ in messages)
 
 
+def _by_place(messages: Messages) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for tensor, peer in messages:
+        found[peer] = found.get(peer, 0) + tensor.nbytes
+    return found
+
+
 class Direct(Transfer):
     """All messages of an operation at once, and nothing to do when they are there.
 
@@ -64,6 +71,9 @@ class Direct(Transfer):
             target, source = self.kept
             target.copy_(source)  # while messages are on their way
         return works
+
+    def sent_by_place(self) -> dict[int, int]:
+        return _by_place(self.sends)
 
 
 class DirectAllGather(Direct):
@@ -183,6 +193,9 @@ class DirectReduceScatter(Transfer):
         for work in works:
             work.wait()
         self._works = ()
+
+    def sent_by_place(self) -> dict[int, int]:
+        return _by_place(self.sends)
 
 
 def _pieces(block: Tensor) -> list[Tensor]:

@@ -11,6 +11,10 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Sequence
+from typing import Any
+
+from collectives.nodes import Ends
 
 TCP_INFO_LENGTH = 240
 # linux/tcp.h, struct tcp_info
@@ -40,18 +44,27 @@ class SocketCounter:
     def __init__(self, connections: frozenset[Connection]) -> None:
         self.connections = sorted(connections)
 
-    def bytes_sent(self) -> int | None:
-        """Since they were opened; None where a connection cannot be read (any more), or there are none."""
+    def bytes_sent(self, over: Sequence[bool] | None = None) -> int | None:
+        """Since they were opened; None where a connection cannot be read (any more), or there are none.
+
+        `over` says of each of `connections` whether it counts; None is all.
+        """
         if not self.connections:
             return None
         total = 0
-        for descriptor, inode in self.connections:
+        for place, (descriptor, inode) in enumerate(self.connections):
+            if over is not None and not over[place]:
+                continue
             info = _tcp_info(descriptor) if _inode(descriptor) == inode else None
             if info is None:
                 return None
             total += struct.unpack_from("=Q", info, BYTES_SENT_OFFSET)[0]
             total -= struct.unpack_from("=Q", info, BYTES_RETRANSMITTED_OFFSET)[0]
         return total
+
+    def ends(self) -> list[Ends]:
+        """Of each of `connections`, the end here and the peer's; empty texts where it cannot be read."""
+        return [_ends(descriptor) for descriptor, _ in self.connections]
 
 
 def _inode(descriptor: int) -> str | None:
@@ -60,6 +73,21 @@ def _inode(descriptor: int) -> str | None:
     except OSError:
         return None
     return target if target.startswith("socket:") else None
+
+
+def _ends(descriptor: int) -> Ends:
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            here, there = connection.getsockname(), connection.getpeername()
+    except OSError:
+        return "", ""
+    return _end(here), _end(there)
+
+
+def _end(address: tuple[Any, ...]) -> str:
+    """Alike at both ends: one may see an IPv4 address inside IPv6, or name the interface."""
+    host = str(address[0]).removeprefix("::ffff:").partition("%")[0]
+    return f"{host} {address[1]}"
 
 
 def _tcp_info(descriptor: int) -> bytes | None:

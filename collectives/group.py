@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from collectives.counters import SocketCounter, tcp_connections
+from collectives.nodes import Ends, bytes_between, peers_of_connections
 from collectives.scratch import ScratchPool
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Group:
     process_group: dist.ProcessGroup | None  # None where there is one rank and nothing to say
     device: torch.device = CPU
     wire: SocketCounter | None = None  # the kernel's count of what its own connections sent
+    wire_away: list[bool] | None = None  # which of them lead to another node; None is not known
     scratch: ScratchPool = field(default_factory=ScratchPool)
     in_flight: deque[Phased] = field(default_factory=deque)  # phased operations of all groups, by start
     phased_count: int = 0
@@ -57,6 +59,8 @@ class World:
     The default process group carries control on gloo whatever the backend, so that a loss sum or a
     stop decision never queues behind gradients. `group` makes further ones for the data; every rank
     must ask for the same ones in the same order.
+
+    `nodes` is the node of every rank; all are on one until `spread` says otherwise.
 
     The nccl side has not run on a GPU.
     """
@@ -85,6 +89,17 @@ class World:
         self._in_flight: deque[Phased] = deque()
         self.control = Group("control", tuple(range(size)), rank, "gloo", everyone, in_flight=self._in_flight)
         self._groups: dict[str, Group] = {}
+        self.nodes = (0,) * size
+
+    def spread(self, nodes: Sequence[int]) -> None:
+        """Say on which node each rank runs, before operations are made.
+
+        Raises:
+            ValueError: not one number for each rank.
+        """
+        if len(nodes) != self.size:
+            raise ValueError(f"nodes {list(nodes)} must be one for each of {self.size} ranks")
+        self.nodes = tuple(nodes)
 
     def group(self, name: str, ranks: Sequence[int]) -> Group:
         """The data group of that name, made on first use.
@@ -119,13 +134,52 @@ class World:
         (`collectives.device_counters`), which are no rank's own.
         """
         total = 0
-        counters = [group.wire for group in self._groups.values() if group.size > 1]
+        counters = self._counters()
         for counter in counters:
             own = counter.bytes_sent() if counter is not None else None
             if own is None:
                 return None
             total += own
         return total if counters else None
+
+    def bytes_between_nodes(self, group: Group, sent: int, by_place: Mapping[int, int] | None) -> int | None:
+        """Of `sent` bytes, those that go to other nodes; see `collectives.nodes.bytes_between`."""
+        return bytes_between(self.nodes, self.rank, group.ranks, sent, by_place)
+
+    def connection_ends(self) -> list[Ends]:
+        """The ends of the data groups' connections, for `find_peers` of all ranks."""
+        return [ends for counter in self._counters() if counter is not None for ends in counter.ends()]
+
+    def find_peers(self, ends_of_rank: Sequence[Sequence[Sequence[str]]]) -> None:
+        """Learn which connections of the groups so far lead to other nodes.
+
+        Args:
+            ends_of_rank: `connection_ends` of every rank.
+        """
+        peers = iter(peers_of_connections(self.rank, ends_of_rank))
+        for group in self._groups.values():
+            if group.size > 1 and group.wire is not None:
+                own = [next(peers) for _ in group.wire.connections]
+                known = [self.nodes[peer] != self.nodes[self.rank] for peer in own if peer is not None]
+                group.wire_away = known if len(known) == len(own) else None
+
+    def wire_bytes_between_nodes(self) -> int | None:
+        """Of `wire_bytes`, what went to other nodes; None where it is not known which connections do."""
+        groups = [group for group in self._groups.values() if group.size > 1]
+        total = 0
+        for group in groups:
+            if len({self.nodes[rank] for rank in group.ranks}) == 1 and group.wire is not None:
+                continue
+            if group.wire is None or group.wire_away is None:
+                return None
+            own = group.wire.bytes_sent(group.wire_away)
+            if own is None:
+                return None
+            total += own
+        return total if groups else None
+
+    def _counters(self) -> list[SocketCounter | None]:
+        return [group.wire for group in self._groups.values() if group.size > 1]
 
     def sum_on_control(self, tensor: Tensor) -> None:
         """In-place sum over all ranks, complete on return. Moves CUDA tensors through the host."""

@@ -5,6 +5,7 @@ Identities and labels are opaque strings: this layer does not know what they nam
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,22 +21,30 @@ class Entry:
     shape: tuple[int, ...] = ()
     received_bytes: int = 0  # of one call
     least_bytes: int = 0  # what any algorithm must send in one call
+    between_bytes: int | None = 0  # what one call sends to other nodes; None is not known
 
 
 class Ledger:
-    """Counts of one rank over the run, by registered operation; a step is a difference of `total_bytes`."""
+    """Counts of one rank over the run, by registered operation; a step is a difference of `total_bytes`.
+
+    `between_bytes` is the part of it that went to other nodes, NaN once an operation ran of which that is not
+    known.
+    """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.bytes_sent: list[int] = []
         self.calls: list[int] = []
         self.total_bytes = 0
+        self.between_bytes = 0.0
+        self._between: list[float] = []
 
     def register(self, entry: Entry) -> int:
         """A number under which `record` counts this operation."""
         self.entries.append(entry)
         self.bytes_sent.append(0)
         self.calls.append(0)
+        self._between.append(math.nan if entry.between_bytes is None else entry.between_bytes)
         return len(self.entries) - 1
 
     def record(self, number: int, sent: int) -> None:
@@ -43,6 +52,7 @@ class Ledger:
         self.bytes_sent[number] += sent
         self.calls[number] += 1
         self.total_bytes += sent
+        self.between_bytes += self._between[number]
 
     def by_operation(self) -> list[dict[str, Any]]:
         """A row for each label, shape and algorithm: calls, bytes sent and received so far."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch.distributed as dist
 from torch import Tensor
@@ -36,6 +36,7 @@ class Transfer(abc.ABC):
     # Defaults on the class: an operation of a few microseconds has no time to fill in fields.
     operation, where = "", ""  # for messages
     sent_bytes: int | None = None
+    by_place: Mapping[int, int] | None = None
     single_use = False
     pending: deque[Phased] | None = None  # operations that wait for this rank to pass something on
     _then: tuple[Callable[[], object], ...] = ()
@@ -62,6 +63,7 @@ class Transfer(abc.ABC):
         shape: tuple[int, ...] = (),
         received_bytes: int = 0,
         least_bytes: int = 0,
+        between_bytes: int | None = 0,
     ) -> None:
         """Count every start of this operation in `ledger`.
 
@@ -71,8 +73,14 @@ class Transfer(abc.ABC):
         if self.sent_bytes is None:
             raise ValueError(f"{identity}: {self.algorithm} cannot be counted without its bytes")
         self.operation, self.where = identity, f"in group {group}"
-        entry = Entry(identity, label, group, self.algorithm, shape, received_bytes, least_bytes)
+        entry = Entry(
+            identity, label, group, self.algorithm, shape, received_bytes, least_bytes, between_bytes
+        )
         self._ledger, self._number = ledger, ledger.register(entry)
+
+    def sent_by_place(self) -> Mapping[int, int] | None:
+        """place in the group -> bytes that one call sends there; None where nobody has said that."""
+        return self.by_place
 
     def start(self) -> None:
         """Post it; returns at once.
@@ -152,9 +160,10 @@ class Native(Transfer):
         launch: Callable[[], dist.Work | None],
         output: Tensor | None = None,
         sent_bytes: int | None = None,
+        by_place: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__(algorithm, output)
-        self.sent_bytes = sent_bytes
+        self.sent_bytes, self.by_place = sent_bytes, by_place
         self._launch = launch
 
     def post(self) -> Sequence[dist.Work]:

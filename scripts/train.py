@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 if __name__ == "__main__":
     # Here: ranks that are started import this file too, and need neither Hydra nor the command line.
-    from trainer.cli import main
+    from trainer.cli import run_script
 
-    sys.exit(main())
+    run_script()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from typing import NoReturn
 
 import pytest
 
@@ -21,16 +22,17 @@ def need_two_hosts(*programs: str) -> None:
         with TwoHosts():
             pass
     except InputError as error:
-        _leave_out(str(error))
+        leave_out(str(error))
 
 
 def need_program(name: str) -> None:
     """Skip, or in CI fail, unless a program of that name is installed."""
     if shutil.which(name) is None:
-        _leave_out(f"{name} is not installed; install the package that has it")
+        leave_out(f"{name} is not installed; install the package that has it")
 
 
-def _leave_out(sentence: str) -> None:
+def leave_out(sentence: str) -> NoReturn:
+    """Skip the test, or in CI fail it, with the reason."""
     if os.environ.get("SPLITMETER_REQUIRE_SYSTEM") == "1":
         pytest.fail(sentence)
     pytest.skip(sentence)

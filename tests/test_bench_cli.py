@@ -33,7 +33,7 @@ from trainer.bench_config import BenchRun, BenchSection
 from trainer.bench_output import BenchOutput, command_line
 from trainer.bench_rows import make_row
 from trainer.errors import InputError
-from trainer.rank import Place
+from trainer.place import Place
 from trainer.signals import StopFlag
 from trainer.sizes import read_size, sweep
 

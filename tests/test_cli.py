@@ -66,6 +66,11 @@ WRONG: list[tuple[list[str], str]] = [
         "--experimental-rerun unpickles a file, which can run code from it; give the overrides again",
     ),
     (
+        ["+hydra.callbacks.own._target_=os.system"],
+        "hydra.callbacks.own._target_ names code to run; choose a plug-in by its name, "
+        "as in hydra/launcher=slurm",
+    ),
+    (
         ["hydra.searchpath=[file:///nope]"],
         "hydra.searchpath: /nope does not exist; name a folder as file:///FOLDER",
     ),

@@ -17,7 +17,8 @@ from trainer import launch, rank
 from trainer.config import RunConfig
 from trainer.elastic import _exit_code
 from trainer.errors import InputError
-from trainer.rank import Place, is_echo, threads_per_rank
+from trainer.place import Place
+from trainer.rank import is_echo, threads_per_rank
 
 # Each starts Python and torch up to three times, which a busy machine may take half a minute for.
 pytestmark = pytest.mark.timeout(120)
@@ -177,8 +178,16 @@ def test_a_place_needs_all_that_torchrun_sets() -> None:
 def test_threads_are_cores_over_local_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank, "cores", lambda: 8)
     config = RunConfig.from_mapping({}, "/run")
-    assert [threads_per_rank(config, local) for local in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
-    assert threads_per_rank(RunConfig.from_mapping({"trainer": {"num_threads": 5}}, "/run"), 2) == 5
+    assert [threads_per_rank(config, Place(local_world_size=local)) for local in (1, 2, 3, 8, 9)] == [
+        8,
+        4,
+        2,
+        1,
+        1,
+    ]
+    assert threads_per_rank(config, Place(local_world_size=8, cpus=3)) == 3
+    five = RunConfig.from_mapping({"trainer": {"num_threads": 5}}, "/run")
+    assert threads_per_rank(five, Place(local_world_size=2)) == 5
 
 
 def test_more_ranks_than_cores_gives_a_warning(

@@ -12,12 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
 from collectives import algorithms as by_hand
 from collectives import native
 from collectives.group import Group
+from collectives.nodes import sent_by_place
 from collectives.traffic import bytes_least, bytes_received, bytes_sent, traffic
 from collectives.transfer import Native, Transfer
 from models.block import Context, JointBlock, Saved, torch_dtype
@@ -207,7 +209,9 @@ class Binder:
         least = 0 if op.verb == "recv" else bytes_least(op.verb, shards, op.dtype, n, place)
         own = traffic(op.verb, transfer.algorithm, shards, op.dtype, n, place)
         received = bytes_received(op.verb, transfer.algorithm, shards, op.dtype, n, place)
-        transfer.register(ledger, op.identity, op.label, group.name, op.shape, received, least)
+        sent = own.sent_bytes if transfer.sent_bytes is None else transfer.sent_bytes
+        between = self.rank.world.bytes_between_nodes(group, sent, transfer.sent_by_place())
+        transfer.register(ledger, op.identity, op.label, group.name, op.shape, received, least, between)
         transfer.observer = self.rank.observer if self.training else None
         self.in_flight[op.value] = transfer
         self.program.transfers.append(transfer)
@@ -215,9 +219,21 @@ class Binder:
         self.program.framing_bytes += own.gloo_framing_bytes
         return transfer.start
 
-    def _sent(self, operation: str, group: Group, shards: int | list[int], dtype: str) -> int:
-        algorithm = getattr(self.task.algorithms, operation)
-        return bytes_sent(operation, algorithm, shards, dtype, group.size, group.index)
+    def _native(
+        self,
+        op: comm.Collective,
+        group: Group,
+        launch: Callable[[], dist.Work | None],
+        output: Tensor,
+        shards: int | list[int],
+    ) -> Native:
+        """The backend's own, with what it sends."""
+        algorithm = getattr(self.task.algorithms, op.verb)
+        sent = bytes_sent(op.verb, algorithm, shards, op.dtype, group.size, group.index)
+        by_place = None
+        if group.backend == "gloo":
+            by_place = sent_by_place(op.verb, algorithm, sent, group.size, group.index)
+        return Native(algorithm, launch, output, sent, by_place)
 
     def _all_reduce(self, op: comm.AllReduce) -> Call:
         group = self.rank.world.group(op.group.name, op.group.ranks)
@@ -225,27 +241,24 @@ class Binder:
             tensor = self.rank.gradient_range(op.value, op.numel)
         else:
             tensor = self.tensor(op.value)
-        sent = self._sent("all_reduce", group, op.numel, op.dtype)
         launch = partial(native.all_reduce, group, tensor, op.reduction)
-        return self._started(op, Native("ring", launch, tensor, sent), group, op.numel)
+        return self._started(op, self._native(op, group, launch, tensor, op.numel), group, op.numel)
 
     def _all_gather(self, op: comm.AllGather) -> Call:
         group = self.rank.world.group(op.group.name, op.group.ranks)
         shards = _elements(op.sizes, op.shape)
-        sent = self._sent("all_gather", group, shards, op.dtype)
         whole = self.tensor(op.value)
         blocks = _blocks(whole, op.sizes)
         if self.task.algorithms.all_gather == "direct":
             transfer: Transfer = by_hand.DirectAllGather(group, blocks)
         else:
             launch = partial(native.all_gather, group, whole.view(-1), blocks[group.index])
-            transfer = Native(self.task.algorithms.all_gather, launch, whole, sent)
+            transfer = self._native(op, group, launch, whole, shards)
         return self._started(op, transfer, group, shards)
 
     def _reduce_scatter(self, op: comm.ReduceScatter) -> Call:
         group = self.rank.world.group(op.group.name, op.group.ranks)
         shards = _elements(op.sizes, op.shape)
-        sent = self._sent("reduce_scatter", group, shards, op.dtype)
         partial_sums, scratch = self.tensor(op.value), self.tensor(op.scratch)
         blocks = _blocks(partial_sums, op.sizes)
         own = blocks[group.index]
@@ -255,7 +268,7 @@ class Binder:
         else:
             result = scratch[0].view(-1)
             launch = partial(native.reduce_scatter, group, result, partial_sums.view(-1), "sum")
-            transfer = Native(self.task.algorithms.reduce_scatter, launch, own, sent)
+            transfer = self._native(op, group, launch, own, shards)
             transfer.after(partial(own.copy_, result))
         return self._started(op, transfer, group, shards)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -16,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -28,7 +30,8 @@ from trainer.config import RunConfig
 from trainer.errors import InputError, Interrupted
 from trainer.job import JobConfig
 from trainer.launch import dismiss, follow, launch
-from trainer.rank import Place, log_file, record, tell
+from trainer.place import Place
+from trainer.rank import log_file, record, tell
 from trainer.refusals import hide, sentence_of
 from trainer.resolvers import register_resolvers
 from trainer.secrets import Redactor, SecretFilter
@@ -52,6 +55,8 @@ CONF = str(Path(__file__).resolve().parents[1] / "conf")
 register_resolver()
 register_resolvers()
 
+_TARGET = re.compile(r"\+*hydra\.[\w.]*_target_=")
+
 
 class _Leave(BaseException):
     """Out of Hydra, past its own report of errors."""
@@ -62,7 +67,11 @@ def main(worker: str | None = None, job: type[JobConfig] = RunConfig) -> int:
 
     `worker`: see trainer.launch.launch.
     """
-    place = Place.from_environment(os.environ)
+    try:
+        place = Place.from_environment(os.environ)
+    except InputError as error:
+        tell(str(error))
+        return 2
     if place is None:
         return _App(job, worker, None).run()
     if place.rank > 0:
@@ -77,6 +86,17 @@ def main(worker: str | None = None, job: type[JobConfig] = RunConfig) -> int:
     if code != 0:
         leave(code)  # a group with a failed peer may hold up an orderly end
     return code
+
+
+def run_script(job: type[JobConfig] = RunConfig) -> NoReturn:
+    """`main`, and the end of the process.
+
+    After a signal it ends at once: a store of torch's launcher that was broken off takes seconds to go.
+    """
+    code = main(job=job)
+    if code > 128:
+        leave(code)
+    sys.exit(code)
 
 
 class _App:
@@ -167,7 +187,7 @@ class _App:
         """Refuse what must not even be composed.
 
         Raises:
-            InputError: a sweep under torchrun, or a flag that would unpickle a file.
+            InputError: a sweep under torchrun, a flag that would unpickle a file, or code named to Hydra.
         """
         flags, unknown = get_args_parser().parse_known_args()
         self._overrides = flags.overrides
@@ -180,6 +200,12 @@ class _App:
             raise InputError(
                 "--experimental-rerun unpickles a file, which can run code from it; give the overrides again"
             )
+        for override in self._overrides:
+            if _TARGET.match(override):
+                key = override.partition("=")[0].lstrip("+")
+                raise InputError(
+                    f"{key} names code to run; choose a plug-in by its name, as in hydra/launcher=slurm"
+                )
         if not asks_for_sweep(flags, self._overrides):
             return flags
         if self._place is not None:
@@ -203,8 +229,9 @@ class _App:
         if not any(override.startswith("world_size=") for override in overrides):
             overrides.insert(0, f"world_size={self._place.world_size}")
         command = shlex.join(["python", sys.argv[0], "-m", *overrides])
+        launcher = self._place.launcher
         return InputError(
-            f"a sweep cannot run under torchrun, which fixes the number of ranks; run: {command}"
+            f"a sweep cannot run under {launcher}, which fixes the number of ranks; run: {command}"
         )
 
     def _task(self, composed: DictConfig) -> None:

@@ -8,6 +8,7 @@ them (to stop, above all) they decide alike.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ FIELDS = (
     "is_bad",
     "stop_signal",
     "bytes_sent",
+    "bytes_between",  # sent to other nodes; NaN is not known
     "bytes_least",
     "bytes_control",
     "peak_memory_bytes",
@@ -42,6 +44,11 @@ class Gathered:
     def __getitem__(self, field: str) -> np.ndarray:
         column: np.ndarray = self.values[:, FIELDS.index(field)]
         return column
+
+
+def as_count(value: float) -> int | None:
+    """Bytes from a float64 that carried them; None for NaN."""
+    return None if math.isnan(value) else int(value)
 
 
 class Control:

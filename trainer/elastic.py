@@ -6,7 +6,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -20,7 +19,17 @@ from typing import Any
 from trainer.errors import Interrupted
 from trainer.job import JobConfig
 from trainer.jobs import JOBS
-from trainer.rank import Place, connect, log_file, log_in_rank, log_level, run_rank, tell, threads_per_rank
+from trainer.place import Place
+from trainer.rank import (
+    connect,
+    log_file,
+    log_in_rank,
+    log_level,
+    loopback,
+    run_rank,
+    tell,
+    threads_per_rank,
+)
 from trainer.signals import PARENT_POLL_S, leave, raising_signals
 from trainer.sweep_files import keep_reason
 
@@ -39,10 +48,10 @@ def run_elastic(config: JobConfig, world_size: int, worker: str) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    environment = {"OMP_NUM_THREADS": str(threads_per_rank(config, world_size))}
-    interface = loopback()
-    if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
-        environment["GLOO_SOCKET_IFNAME"] = interface
+    environment = {"OMP_NUM_THREADS": str(threads_per_rank(config, Place(local_world_size=world_size)))}
+    device = loopback()
+    if device is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+        environment["GLOO_SOCKET_IFNAME"] = device
     payload = {
         "kind": config.kind,
         "config": config.to_mapping(),
@@ -118,12 +127,6 @@ def _exit_code(rank: int, exit_code: int, config: JobConfig) -> int:
     tell(sentence, log_file(config.kind, config.run_dir))
     keep_reason(Path(config.run_dir), sentence, over=True)
     return 1
-
-
-def loopback() -> str | None:
-    if sys.platform == "darwin":
-        return "lo0"
-    return "lo" if os.path.exists("/sys/class/net/lo") else None
 
 
 @contextmanager

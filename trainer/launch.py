@@ -1,7 +1,7 @@
-"""Starting the ranks of a run: under torchrun, by torch's elastic launcher, or as a plain call.
+"""Starting the ranks of a run: as torchrun's or Slurm's, by torch's elastic launcher, or as a plain call.
 
-One process resolves the configuration. Under torchrun that is rank 0; the others wait in `follow` for
-what it says in the store: the configuration as JSON, or the exit code with which all leave.
+One process resolves the configuration. Under torchrun and in tasks of Slurm that is rank 0; the others wait
+in `follow` for what it says in the store: the configuration as JSON, or the exit code with which all leave.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from trainer.config import RunConfig
 from trainer.errors import InputError, Interrupted
 from trainer.job import JobConfig
 from trainer.jobs import JOBS
+from trainer.place import Place
 from trainer.rank import (
+    ECHO_S,
     POLL_S,
-    Place,
     connect,
     cores,
     load_function,
     log_file,
     log_in_rank,
     log_level,
+    loopback,
     run_rank,
     tell,
     wait_for,
@@ -42,6 +44,11 @@ __all__ = ["Place", "StopFlag", "dismiss", "follow", "launch"]
 PLAN_KEY = "plan"
 LONGEST_START_S = 600.0  # ranks may start far apart on a busy cluster
 DISMISS_S = 30.0
+HOW_MANY = {
+    "torchrun": "--nproc-per-node ",
+    "srun": "--ntasks ",
+    "submitit": "hydra.launcher.tasks_per_node=",
+}
 MOST_RANKS_PER_CORE = 32  # each is a process of its own, with torch in it
 
 _log = logging.getLogger(__name__)
@@ -70,7 +77,8 @@ def launch(config: JobConfig, worker: str | None = None) -> int:
         _check_ranks(local_ranks)
     if config.preflight is not None:
         load_function(config.preflight)(config, local_ranks)
-    _warn(local_ranks)
+    if place is None or place.cpus is None:
+        _warn(local_ranks)
     if place is not None:
         store = connect(place, LONGEST_START_S)
         message = {
@@ -80,7 +88,7 @@ def launch(config: JobConfig, worker: str | None = None) -> int:
             "level": log_level(),
         }
         store.set(PLAN_KEY, json.dumps(message))
-        return run_rank(config, place, store, worker, parent=os.getppid())
+        return _run_in_place(config, place, store, worker)
     if config.world_size == 1:
         return _run_alone(config, worker)
     from trainer.elastic import run_elastic
@@ -89,7 +97,7 @@ def launch(config: JobConfig, worker: str | None = None) -> int:
 
 
 def follow(worker: str | None = None) -> int:
-    """A rank other than 0 under torchrun: run what rank 0 says in the store; returns the exit code.
+    """A rank other than 0 under torchrun or Slurm: run what rank 0 says in the store; returns the exit code.
 
     `worker`: see `launch`.
     """
@@ -115,11 +123,11 @@ def follow(worker: str | None = None) -> int:
     config = JOBS[message["kind"]].from_mapping(message["config"], message["run_dir"])
     log = log_file(config.kind, config.run_dir)
     log_in_rank(place, log, int(message["level"]), config.to_mapping())
-    return run_rank(config, place, store, worker or config.worker, parent=os.getppid())
+    return _run_in_place(config, place, store, worker or config.worker)
 
 
 def dismiss(code: int) -> None:
-    """Rank 0 under torchrun: tell ranks that still wait for a configuration to leave with `code`.
+    """Rank 0 under torchrun or Slurm: tell ranks that still wait for a configuration to leave with `code`.
 
     Does nothing when they have had one. Returns when all are about to leave, so that none is killed for
     being later than another.
@@ -134,10 +142,22 @@ def dismiss(code: int) -> None:
             _meet(store, place)
 
 
-def _meet(store: Store, place: Place) -> None:
+def _run_in_place(config: JobConfig, place: Place, store: Store, worker: str) -> int:
+    """This rank of a run whose ranks a launcher has started; returns the exit code."""
+    device = loopback()
+    if place.on_one_node and device is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", device)
+    code = run_rank(config, place, store, worker, parent=os.getppid())
+    if place.store is not None and code != 0:
+        # rank 0 goes last: the others may still ask in its store whose failure they see
+        _meet(store, place, ECHO_S + 1)
+    return code
+
+
+def _meet(store: Store, place: Place, timeout_s: float = DISMISS_S) -> None:
     """Return when every rank has called this, or after a while."""
     ignore_signals()  # torchrun ends all ranks as soon as it sees that one has failed
-    deadline = time.monotonic() + DISMISS_S
+    deadline = time.monotonic() + timeout_s
     with suppress(Exception):
         store.add("leaving", 1)
         while store.add("leaving", 0) < place.world_size and time.monotonic() < deadline:
@@ -147,8 +167,8 @@ def _meet(store: Store, place: Place) -> None:
 def _with_world_size(config: JobConfig, place: Place | None) -> JobConfig:
     if place is not None and config.world_size not in (None, place.world_size):
         raise InputError(
-            f"world_size={config.world_size} contradicts torchrun, which started {place.world_size}; "
-            f"leave it out, or start {config.world_size} with --nproc-per-node {config.world_size}"
+            f"world_size={config.world_size} contradicts {place.launcher}, which started {place.world_size}; "
+            f"leave it out, or start {config.world_size} with {HOW_MANY[place.launcher]}{config.world_size}"
         )
     world_size = place.world_size if place is not None else config.world_size or config.default_world_size
     config.check_world(world_size)

@@ -70,7 +70,7 @@ class Loop:
         self.samples_seen = 0
         self.last: StepInfo | None = None
         self.steps_of: dict[int, int] = {}
-        self._sent = 0
+        self._sent, self._between = 0, 0.0
         self._pending: StepInfo | None = None  # the step whose row is still under way
 
     def run(self) -> None:
@@ -133,7 +133,7 @@ class Loop:
         self._exchange_stamps()
 
     def _score(self, step: int) -> None:
-        before = self.recorder.wire_bytes()
+        before = self.recorder.wire()
         self.rows.score(step, self.evaluate())
         self.recorder.skip_wire(before)
 
@@ -148,7 +148,7 @@ class Loop:
         program = rank.program(batch.rows)
         rank.set_learning_rate(rate)
         rank.loss_total.zero_()
-        before = rank.ledger.total_bytes
+        before, between = rank.ledger.total_bytes, rank.ledger.between_bytes
         program.load(batch.inputs, batch.targets)
         program.run(step)
         if self.profiler.running:
@@ -159,6 +159,7 @@ class Loop:
         self.samples_seen += batch.rows
         self.steps_of[batch.rows] = self.steps_of.get(batch.rows, 0) + 1
         self._sent = rank.ledger.total_bytes - before
+        self._between = rank.ledger.between_bytes - between
         self.last = StepInfo(step, batch.epoch, batch.rows, self.samples_seen, rate)
         return self.last
 
@@ -174,6 +175,7 @@ class Loop:
             float(is_bad),
             float(self.stop.requested),
             self._sent,
+            self._between,
             rank.program(info.rows).bytes_least,
             self.control.sent_bytes + rank.control_bytes + self.recorder.take_sent_bytes(),
             peak_memory_bytes(rank.device),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.control import Gathered
+from trainer.control import Gathered, as_count
 from trainer.plan import Plan
 from trainer.timeline import SPLIT, Observation
 
@@ -41,6 +41,7 @@ class Measured:
     split: Mapping[str, np.ndarray]
     observed: Sequence[Observation] | None
     wire_bytes: Sequence[int | None]
+    wire_between: Sequence[int | None]
     wire_steps: int | None
 
 
@@ -100,6 +101,7 @@ class Meter:
             **self._split(headline, measured),
             "bytes_sent": int(sent[headline]),
             "bytes_sent_total": int(sent.sum()),
+            **self._by_node(headline, gathered, measured),
             "bytes_predicted": self.predicted(info.rows, headline),
             "bytes_least": int(gathered["bytes_least"][headline]),
             "bytes_wire": None if measured is None else measured.wire_bytes[headline],
@@ -123,12 +125,21 @@ class Meter:
             **self._split(rank, measured),
             "bytes_sent": sent,
             "bytes_wire": None if measured is None else measured.wire_bytes[rank],
+            **self._by_node(rank, gathered, measured),
             "effective_bandwidth_GBps": bandwidth_GBps(sent, time_s),
             **self._observed(rank, sent, measured),
             "bubble_fraction": self._bubble(rank, gathered, measured),
             "peak_memory_bytes": int(gathered["peak_memory_bytes"][rank]),
         }
         return {f"rank/{rank}/{key}": value for key, value in own.items()}
+
+    def _by_node(self, rank: int, gathered: Gathered, measured: Measured | None) -> dict[str, int | None]:
+        sent, between = int(gathered["bytes_sent"][rank]), as_count(float(gathered["bytes_between"][rank]))
+        return {
+            "bytes_sent_within_nodes": None if between is None else sent - between,
+            "bytes_sent_between_nodes": between,
+            "bytes_wire_between_nodes": None if measured is None else measured.wire_between[rank],
+        }
 
     def _split(self, rank: int, measured: Measured | None) -> dict[str, float | None]:
         if measured is None:
@@ -184,9 +195,7 @@ def byte_table(
     return rows_of_table
 
 
-def wire_table(totals: Sequence[Mapping[str, int]]) -> list[dict[str, Any]]:
+def wire_table(totals: Sequence[Mapping[str, int | None]]) -> list[dict[str, Any]]:
     """What left each rank over the steps up to its last reading of the kernel's count; null without one."""
-    return [
-        {"rank": rank, **(own if own["bytes_wire"] else {**own, "bytes_wire": None})}
-        for rank, own in enumerate(totals)
-    ]
+    unread = {"bytes_wire": None, "bytes_wire_between_nodes": None}
+    return [{"rank": rank, **own, **({} if own["bytes_wire"] else unread)} for rank, own in enumerate(totals)]

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,53 +21,55 @@ from typing import TYPE_CHECKING, Any
 from trainer.errors import InputError, Stopped
 from trainer.job import JobConfig
 from trainer.occupied import occupied
+from trainer.place import Place
 from trainer.secrets import Redactor, SecretFilter
 from trainer.signals import StopFlag, heeding_signals, obey_signals
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 ECHO_MARKS = ("gloo/", "Connection closed by peer", "Connection reset", "Broken pipe", "NCCL")
 POLL_S = 0.05
 ECHO_S = 2.0  # a lost connection gives its cause this long to speak first
 AGREE_S = 1.0
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a rank stands among all, and among those on its machine."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-
-    @staticmethod
-    def from_environment(environ: Mapping[str, str]) -> Place | None:
-        """What torchrun, or torch's elastic launcher, has set; None when this process was started plainly."""
-        if not all(name in environ for name in LAUNCHER_NAMES):
-            return None
-        world_size = int(environ["WORLD_SIZE"])
-        return Place(
-            int(environ["RANK"]),
-            world_size,
-            int(environ["LOCAL_RANK"]),
-            int(environ.get("LOCAL_WORLD_SIZE", world_size)),
-        )
-
-
 def connect(place: Place, timeout_s: float) -> Store:
     """A store that all ranks share: the launcher's own, or one that rank 0 serves.
 
-    Keys are kept apart by restart: a restarted group of ranks must not read what the last one wrote.
-    """
-    from torch.distributed import PrefixStore, rendezvous
+    Keys are kept apart by restart, and by run where rank 0 serves: a restarted group of ranks must not read
+    what the last one wrote, nor that of another job which has the port.
 
-    store, _, _ = next(
-        rendezvous("env://", place.rank, place.world_size, timeout=timedelta(seconds=timeout_s))
-    )
-    return PrefixStore(f"splitmeter/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    Raises:
+        InputError: rank 0 cannot serve there.
+    """
+    from torch.distributed import PrefixStore, TCPStore, rendezvous
+
+    timeout = timedelta(seconds=timeout_s)
+    if place.store is None:
+        store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
+        return PrefixStore(f"splitmeter/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    host, port, name = place.store
+    try:
+        served = TCPStore(host, port, place.world_size, place.rank == 0, timeout, wait_for_workers=False)
+    except RuntimeError as error:
+        raise InputError(
+            f"Rank {place.rank} cannot meet the others at {host}, port {port} ({_reason(error)}); "
+            "set MASTER_ADDR to the address of the first node and MASTER_PORT to a free port there"
+        ) from None
+    return PrefixStore(f"splitmeter/{name}", served)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def loopback() -> str | None:
+    """The network device on which ranks of one machine meet; None where it is not known."""
+    if sys.platform == "darwin":
+        return "lo0"
+    return "lo" if os.path.exists("/sys/class/net/lo") else None
 
 
 def wait_for(store: Store, key: str, timeout_s: float) -> str | None:
@@ -136,9 +137,9 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def threads_per_rank(config: JobConfig, local_world_size: int) -> int:
-    """The job's own number, or the machine's cores over its ranks, at least one."""
-    return config.num_threads or max(1, cores() // local_world_size)
+def threads_per_rank(config: JobConfig, place: Place) -> int:
+    """The job's own number, or the rank's own cores, or the machine's over its ranks, at least one."""
+    return config.num_threads or place.cpus or max(1, cores() // place.local_world_size)
 
 
 class Report:
@@ -234,7 +235,7 @@ def run_rank(
     """
     import torch
 
-    torch.set_num_threads(threads_per_rank(config, place.local_world_size))
+    torch.set_num_threads(threads_per_rank(config, place))
     stop = StopFlag()
     report = Report(store, place, config)
     verdict = None if alone else report.verdict

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from collectives.algorithms import Recv, Send
 from collectives.group import World
 from collectives.transfer import Transfer
 from trainer.clocks import AGAIN_S, Clocks
+from trainer.control import as_count
 from trainer.executor import Rank
 from trainer.program import Program
 from trainer.timeline import HEAD, Timeline
@@ -25,19 +26,24 @@ from trainer.timeline import HEAD, Timeline
 MOST_STEPS = 32
 BATCH_S = 0.25
 FLOAT64_BYTES = 8
+WIRE = 2  # what an observed step's record ends with: `Wire` since the last reading
+
+Wire = tuple[float, float]  # bytes that left, and those of them to other nodes; NaN is not known
 
 
 @dataclass(frozen=True)
 class Recorded:
     """One step: the record of every rank (`trainer.timeline`), and its kernel's count since the last reading.
 
-    `wire_bytes` are None in a step without a reading, and for a rank whose kernel does not say.
+    `wire_bytes`, and the part of them that went to other nodes, are None in a step without a reading, and for
+    a rank whose kernel does not say.
     """
 
     rows: int
     observed: bool
     records: list[np.ndarray]
     wire_bytes: list[int | None]
+    wire_between: list[int | None] = field(default_factory=list)
 
 
 class Recorder:
@@ -61,14 +67,16 @@ class Recorder:
         self._since_s = self._aligned_s = 0.0
         self._under_way: list[tuple[int, bool]] = []
         self._transfers: list[tuple[Transfer, Tensor]] = []
-        self._wire = self._read_wire()
+        self._wire = self.wire()
         self._framing_bytes = self._count = 0
-        self.totals = {
+        self.totals: dict[str, int | None] = {  # at the last reading
             "steps": 0,
             "bytes_sent": 0,
+            "bytes_sent_between_nodes": 0,
             "bytes_framing": 0,
             "bytes_wire": 0,
-        }  # at the last reading
+            "bytes_wire_between_nodes": 0,
+        }
 
     def observes(self, step: int) -> bool:
         """Whether completions are stamped, and the kernel asked, in this step."""
@@ -88,39 +96,48 @@ class Recorder:
         self._framing_bytes += program.framing_bytes
         self._count += 1
         marks = self.rank.stopwatch.seconds(program.marks)
-        count = len(program.transfers) + 1 if observed else 0
+        count = len(program.transfers) + WIRE if observed else 0
         record = np.empty(HEAD + len(marks) + 1 + count)
         record[:HEAD] = head
         record[HEAD : HEAD + len(marks)] = marks
         record[HEAD + len(marks)] = end_s
         if observed:
-            record[-count:-1] = [transfer.completed_s for transfer in program.transfers]
-            record[-1] = self._read_totals()
+            record[-count:-WIRE] = [transfer.completed_s for transfer in program.transfers]
+            record[-WIRE:] = self._read_totals()
         self._steps.append((rows, observed))
         self._own.append(record)
 
-    def _read_totals(self) -> float:
-        """Bytes on the wire since the last reading; NaN where the kernel does not say."""
-        before, self._wire = self._wire, self._read_wire()
-        if self._wire is None or before is None:
-            return math.nan
+    def _read_totals(self) -> tuple[float, float]:
+        """Bytes on the wire since the last reading, and those to other nodes; NaN where that is not known."""
+        before, self._wire = self._wire, self.wire()
+        total, between = (now - then for now, then in zip(self._wire, before, strict=True))
+        if math.isnan(total):
+            return total, between
+        ledger, old = self.rank.ledger, self.totals
         self.totals = {
             "steps": self._count,
-            "bytes_sent": self.rank.ledger.total_bytes,
+            "bytes_sent": ledger.total_bytes,
+            "bytes_sent_between_nodes": as_count(ledger.between_bytes),
             "bytes_framing": self._framing_bytes,
-            "bytes_wire": self.totals["bytes_wire"] + self._wire - before,
+            "bytes_wire": as_count((old["bytes_wire"] or 0) + total),
+            "bytes_wire_between_nodes": as_count((old["bytes_wire_between_nodes"] or 0) + between),
         }
-        return float(self._wire - before)
+        return total, between
 
-    def skip_wire(self, before: int | None) -> None:
-        """Leave out of the next reading what was sent since `before`, a reading of `wire_bytes`."""
-        now = self._read_wire()
-        if self._wire is not None and now is not None and before is not None:
-            self._wire += now - before
+    def skip_wire(self, before: Wire) -> None:
+        """Leave out of the next reading what was sent since `before`, a reading of `wire`."""
+        own = zip(self._wire, self.wire(), before, strict=True)
+        total, between = (mark + now - then for mark, now, then in own)
+        self._wire = total, between
 
-    def wire_bytes(self) -> int | None:
+    def wire(self) -> Wire:
         """The kernel's count of this rank so far."""
-        return self._read_wire()
+        world = self.world
+        total, between = (
+            math.nan if count is None else count
+            for count in (world.wire_bytes(), world.wire_bytes_between_nodes())
+        )
+        return total, between
 
     def take_sent_bytes(self) -> int:
         """What the batches since the last call sent on the control group."""
@@ -169,25 +186,31 @@ class Recorder:
         self._transfers = []
         cut = [self._cut(rank, part.numpy(), steps) for rank, part in enumerate(parts)]
         return [
-            Recorded(rows, seen, [cut[r][k][0] for r in range(len(cut))], [own[k][1] for own in cut])
+            Recorded(
+                rows,
+                seen,
+                [own[k][0] for own in cut],
+                [own[k][1] for own in cut],
+                [own[k][2] for own in cut],
+            )
             for k, (rows, seen) in enumerate(steps)
         ]
 
     def _cut(
         self, rank: int, part: np.ndarray, steps: Sequence[tuple[int, bool]]
-    ) -> list[tuple[np.ndarray, int | None]]:
+    ) -> list[tuple[np.ndarray, int | None, int | None]]:
         records, start = [], 0
         for rows, seen in steps:
             length = self._length(rank, rows, seen)
             record = part[start : start + length]
-            wire = record[-1] if seen else math.nan
-            times = (record[:-1] if seen else record) + self.clocks.offset_s[rank]
-            records.append((times, None if math.isnan(wire) else int(wire)))
+            total, between = record[-WIRE:] if seen else (math.nan, math.nan)
+            times = (record[:-WIRE] if seen else record) + self.clocks.offset_s[rank]
+            records.append((times, as_count(total), as_count(between)))
             start += length
         return records
 
     def _length(self, rank: int, rows: int, observed: bool) -> int:
-        return self.timeline_of(rows).length(rank, observed) + (1 if observed else 0)
+        return self.timeline_of(rows).length(rank, observed) + (WIRE if observed else 0)
 
     def _land(self) -> None:
         """Before the next batch goes: a sender waits for its last one."""
@@ -199,6 +222,3 @@ class Recorder:
         """Wait for the batch under way, and keep it for `receive`."""
         for transfer, _ in self._transfers:
             transfer.wait()
-
-    def _read_wire(self) -> int | None:
-        return self.world.wire_bytes()

@@ -85,6 +85,8 @@ def _words(error: BaseException, job: type[JobConfig]) -> str | None:
 
 def _missing_option(error: MissingConfigException) -> str:
     group, _, option = (error.missing_cfg_file or "").rpartition("/")
+    if group == "hydra/launcher" and option.startswith("submitit_"):
+        return f"{group}={option} comes with a plug-in that is not installed; pip install 'splitmeter[slurm]'"
     if group and error.options:
         return f"{group}={option} does not exist; the valid ones are {', '.join(sorted(error.options))}"
     return f"there is no configuration {error.missing_cfg_file}; {_joined(error)}"

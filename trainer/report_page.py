@@ -11,6 +11,7 @@ from typing import Any
 from trainer.report import Run, read_run, series
 from trainer.report_bytes import counts_table, four_counts, operations_tables
 from trainer.report_figures import MAKERS
+from trainer.report_nodes import nodes_table
 from trainer.report_steps import longest_drawn_s
 from trainer.report_style import POLICY, SCRIPT, STYLE
 from trainer.report_summary import details, facts, numbers
@@ -165,7 +166,7 @@ def _bytes(page: Page, run: Run) -> Markup:
         "each. The last column compares wire and sent over the same steps; a dash: not measured."
     )
     figure = _place(page, run, "bytes", "No bytes were counted")
-    return Markup(f"{note}{figure}{counts_table(counts)}{operations_tables(run)}")
+    return Markup(f"{note}{figure}{counts_table(counts)}{nodes_table(run)}{operations_tables(run)}")
 
 
 def _split(page: Page, run: Run) -> Markup:

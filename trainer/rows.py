@@ -79,7 +79,9 @@ class Rows:
             if step.observed:
                 self._since_wire = 0
             split = {key: splits[key][k] for key in SPLIT}
-            self._hand_on(info, gathered, Measured(split, observed, step.wire_bytes, wire_steps))
+            self._hand_on(
+                info, gathered, Measured(split, observed, step.wire_bytes, step.wire_between, wire_steps)
+            )
             self.history.add(info.step, step)
 
     def _observed(self, timeline: Timeline, step: Recorded) -> list[Observation]:

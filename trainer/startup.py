@@ -23,9 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer import cli
-from trainer.elastic import loopback
 from trainer.errors import InputError
-from trainer.rank import tell
+from trainer.rank import loopback, tell
 from trainer.startup_rank import ENDED, import_torch
 from trainer.sweep_files import read_sweep
 from trainer.two_hosts_cli import Parser

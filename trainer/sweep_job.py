@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from omegaconf import DictConfig
 from trainer.composed import clean_sweep_file, plain_config, traceback_of
 from trainer.errors import InputError, Interrupted
 from trainer.job import JobConfig
-from trainer.launch import launch
+from trainer.launch import dismiss, follow, launch
+from trainer.place import Place
 from trainer.rank import log_file, record, tell
 from trainer.refusals import hide
 from trainer.secrets import Redactor, SecretFilter
@@ -50,12 +51,35 @@ class SweepEnded(BaseException):
 def run_job(plan: SweepPlan, kind: type[JobConfig], worker: str | None, composed: DictConfig) -> None:
     """Run what Hydra has composed for one job, unless an earlier try completed it.
 
-    What goes wrong with it is told and recorded, not raised.
+    What goes wrong with it is told and recorded, not raised. Where a launcher has started a task for each
+    rank, all of them call this, and rank 0 has the record.
 
     Raises:
         Interrupted: SIGINT or SIGTERM ended it.
         SweepEnded: it failed, with sweep.fail_fast, in the process that started the sweep.
     """
+    place = Place.from_environment(os.environ)
+    if place is not None and place.rank > 0:
+        follow(worker)
+        return
+    announced = False
+
+    def run(config: JobConfig) -> int:
+        nonlocal announced
+        code = launch(config, worker)
+        announced = not config.dry_run
+        return code
+
+    try:
+        _run_job(plan, kind, run, composed)
+    finally:
+        if place is not None and not announced:
+            dismiss(0)
+
+
+def _run_job(
+    plan: SweepPlan, kind: type[JobConfig], run: Callable[[JobConfig], int], composed: DictConfig
+) -> None:
     hydra = HydraConfig.get()
     given = tuple(hydra.overrides.task)
     folder = Path(hydra.runtime.output_dir)
@@ -84,7 +108,7 @@ def run_job(plan: SweepPlan, kind: type[JobConfig], worker: str | None, composed
     try:
         if refusal is not None:
             raise refusal
-        code = launch(kind.from_mapping(mapping, str(folder)), worker)
+        code = run(kind.from_mapping(mapping, str(folder)))
         _end(job, code, take_reason(folder))
     except InputError as error:
         tell(str(error), log, redactor)

@@ -24,6 +24,7 @@ from trainer.judging import IN_SUMMARY, run_probes, write_verdict
 from trainer.link import Links, check_link_file, keep, obtain_links
 from trainer.loop import Loop
 from trainer.meter import byte_table, wire_table
+from trainer.nodes import NodeMap, find_peers, spread_over_nodes
 from trainer.plan import Plan, make_plan
 from trainer.probe import Probes
 from trainer.rank import cores
@@ -65,9 +66,11 @@ def run(
     dataset = load_dataset(config.data, seed=config.seed, hidden_dim=config.model.hidden_dim)
     world = World(rank, world_size, plan.backend, config.collectives.timeout_s, store, device)
     try:
+        nodes = spread_over_nodes(world)
         trainer = make_rank(plan, world)
+        find_peers(world)
         links = obtain_links(plan, world)
-        output = Output(config, plan, local_world_size, stop, links) if rank == 0 else None
+        output = Output(config, plan, local_world_size, stop, links, nodes) if rank == 0 else None
         on_row = output.write if output else _ignore
 
         def on_verdict(loop: Loop) -> None:
@@ -150,9 +153,15 @@ class Output:
     """Rank 0's side of a run: sinks, progress line and closing lines."""
 
     def __init__(
-        self, config: RunConfig, plan: Plan, local_world_size: int, stop: StopFlag, links: Links
+        self,
+        config: RunConfig,
+        plan: Plan,
+        local_world_size: int,
+        stop: StopFlag,
+        links: Links,
+        nodes: NodeMap,
     ) -> None:
-        self.config, self.plan, self.stop, self.links = config, plan, stop, links
+        self.config, self.plan, self.stop, self.links, self.nodes = config, plan, stop, links, nodes
         busy = local_world_size * torch.get_num_threads()
         self.cpu_is_shared = plan.device_type == "cpu" and busy >= cores()
         environment = {
@@ -182,7 +191,7 @@ class Output:
 
     def close(self, loop: Loop, ended: Ended, error: Exception | None) -> None:
         self.progress.close()
-        summary: dict[str, Any] = {"link": self.link} if self.link else {}
+        summary: dict[str, Any] = {"nodes": self.nodes, **({"link": self.link} if self.link else {})}
         table: list[dict[str, Any]] = []
         headline = 0
         if ended.operations and loop.steps_of:
@@ -258,7 +267,9 @@ class Output:
 
     def _emergency(self) -> None:
         """The loop did not return in time after a signal: complete the folder without it."""
-        self.sinks.close({"stopped_by_signal": self.stop.requested}, 128 + self.stop.requested)
+        self.sinks.close(
+            {"nodes": self.nodes, "stopped_by_signal": self.stop.requested}, 128 + self.stop.requested
+        )
 
 
 def _ignore(row: dict[str, Any]) -> None:
