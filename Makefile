@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: install train test coverage test-slow bench compare report lint format reference help
+.PHONY: install train sweep test coverage test-slow bench compare report lint format reference help
 
 install: $(STAMP) ## set up .venv with everything that the other targets need
 
@@ -23,6 +23,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 train: $(STAMP) ## train the pipeline over two local ranks on handwritten digits (ARGS=... adds overrides)
 	$(BIN)/python scripts/train.py strategy=pipeline world_size=2 data=digits $(ARGS)
+
+sweep: $(STAMP) ## train under three splits on one rank and two, and write the sweep's report (ARGS=... adds overrides)
+	$(BIN)/python scripts/train.py -m experiment=three_splits $(ARGS)
 
 test: lint ## check style, types, layers and the reference config, then run the tests but the slow ones (ARGS=... goes to pytest)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)

@@ -14,14 +14,22 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 # Commands that set up or run everything, which is what CI does; or that another test runs, with its name.
 ELSEWHERE: Mapping[str, str] = {
     "make": ".ci/run",
     "python -m venv old": "by hand, before a release",
     ". .venv/bin/activate": ".ci/run, by the paths of its commands",
 }
+# Pages whose commands need a Slurm, two hosts or a server: the tests that run them.
+PAGES_ELSEWHERE: Mapping[str, str] = {
+    "cluster.md": "tests/test_slurm.py, tests/test_two_nodes.py",
+    "wandb.md": "tests/test_docs_wandb.py",
+}
 SHORT = ("trainer.max_steps=6", "trainer.warmup_steps=1", "logger=none")
+PAGES = [
+    ROOT / "README.md",
+    *(p for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in PAGES_ELSEWHERE),
+]
 LAUNCH_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -53,6 +61,12 @@ def test_commands_are_found_in_the_pages() -> None:
     assert any("examples/plugin" in text and "strategy=blocking" in text for text in texts)
     assert not any("\\" in text or "  #" in text for text in texts)
     assert all(any(text.startswith(start) for text in texts) for start in ELSEWHERE), "one is gone"
+
+
+def test_commands_that_other_tests_run_are_named_there() -> None:
+    for page, tests in PAGES_ELSEWHERE.items():
+        assert (ROOT / "docs" / page).is_file()
+        assert all((ROOT / name).is_file() for name in tests.split(", "))
 
 
 def small(text: str, folder: Path) -> str:
