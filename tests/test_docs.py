@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE: Mapping[str, str] = {
     "make": ".ci/run",
     "python -m venv old": "by hand, before a release",
-    ". .venv/bin/activate": ".ci/run, by the paths of its commands",
 }
 # Pages whose commands need a Slurm, two hosts or a server: the tests that run them.
 PAGES_ELSEWHERE: Mapping[str, str] = {

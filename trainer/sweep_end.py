@@ -17,14 +17,19 @@ WORDS = {"running": "killed"}  # a job that nobody runs any more
 def finish_sweep(folder: Path) -> None:
     """Write the sweep's table and report, print the table and where things are, and log it to W&B.
 
-    It tells, and does not raise, when that goes wrong: the jobs' own folders are what counts.
+    A sweep that was stopped has only its table: whoever stops it does not want to wait for a page. It tells,
+    and does not raise, when anything goes wrong: the jobs' own folders are what counts.
     """
     told = False
     try:
         report = import_module(REPORT_MODULE)
-        path = report.write_sweep_report(folder)
-        report.print_table(folder)
-        print(f"report  {path}", flush=True)
+        if read_sweep(folder).state == "stopped":
+            report.write_table(folder)
+            report.print_table(folder)
+        else:
+            path = report.write_sweep_report(folder)
+            report.print_table(folder)
+            print(f"report  {path}", flush=True)
         told = True
     except ImportError as error:
         print(f"the sweep's table and report are left out ({error})", file=sys.stderr)

@@ -41,10 +41,20 @@ def write_sweep_report(folder: Path) -> Path:
         InputError: it is no sweep's folder, or sweep.json or a job.json is damaged.
         OSError: a file cannot be written.
     """
+    table = write_table(folder)
+    return write_page(folder, sweep_page(table))
+
+
+def write_table(folder: Path) -> SweepTable:
+    """Writes table.json and table.csv alone, which takes no time to speak of.
+
+    Raises:
+        InputError, OSError: as `write_sweep_report`.
+    """
     table = read_table(folder)
     write_atomically(folder / TABLE_JSON, json_text(table))
     write_atomically(folder / TABLE_CSV, csv_text(table))
-    return write_page(folder, sweep_page(table))
+    return table
 
 
 def print_table(folder: Path, console: Console | None = None) -> None:
