@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from trainer.config import LrScheduleConfig, OptimizerConfig
 
@@ -26,41 +28,70 @@ class FlatOptimizer:
     """One optimizer on one contiguous part of a rank's flat buffers.
 
     Elementwise optimizers do not care where one tensor ends and the next begins, so one fused
-    call over the flat part replaces one per tensor.
+    call over the flat part replaces one per tensor. It is torch's functional form: the classes import
+    torch's compiler when they are made, which takes each rank more than a second.
     """
 
     def __init__(self, parameters: Tensor, gradients: Tensor, config: OptimizerConfig) -> None:
-        parameter = nn.Parameter(parameters)
-        parameter.grad = gradients
-        self.optimizer: torch.optim.Optimizer
-        if config.name == "sgd":
-            self.optimizer = torch.optim.SGD(
-                [parameter],
-                lr=config.lr,
-                momentum=config.momentum,
-                nesterov=config.nesterov,
-                weight_decay=config.weight_decay,
-                fused=True,
-            )
-        else:
-            self.optimizer = torch.optim.AdamW(
-                [parameter],
-                lr=config.lr,
-                betas=config.betas,
-                eps=config.eps,
-                weight_decay=config.weight_decay,
-                fused=True,
-            )
-        self.parameter = parameter
-        self.step = self.optimizer.step
+        self.config, self.learning_rate = config, config.lr
+        self.parameters, self.gradients = [parameters], [gradients]
+        self._momenta: list[Tensor | None] = [None] if config.momentum else []
+        self._means: list[Tensor] = []
+        self._squares: list[Tensor] = []
+        self._steps: list[Tensor] = []
+
+    def step(self) -> None:
+        """Update the parameters in place from the gradients."""
+        with torch.no_grad():
+            if self.config.name == "sgd":
+                self._sgd()
+            else:
+                self._adamw()
+
+    def _sgd(self) -> None:
+        config = self.config
+        sgd(
+            self.parameters,
+            self.gradients,
+            self._momenta,
+            fused=True,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+            lr=self.learning_rate,
+            dampening=0.0,
+            nesterov=config.nesterov,
+            maximize=False,
+        )
+
+    def _adamw(self) -> None:
+        config = self.config
+        if not self._steps:
+            self._means, self._squares = ([torch.zeros_like(self.parameters[0])] for _ in range(2))
+            self._steps = [torch.zeros((), dtype=torch.float32, device=self.parameters[0].device)]
+        adamw(
+            self.parameters,
+            self.gradients,
+            self._means,
+            self._squares,
+            [],
+            self._steps,
+            fused=True,
+            amsgrad=False,
+            beta1=config.betas[0],
+            beta2=config.betas[1],
+            lr=self.learning_rate,
+            weight_decay=config.weight_decay,
+            eps=config.eps,
+            maximize=False,
+        )
 
     def set_learning_rate(self, value: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = value
+        self.learning_rate = value
 
     def state_tensors(self) -> list[Tensor]:
         """Everything the optimizer keeps, step counters included; empty before the first step."""
-        state = self.optimizer.state[self.parameter]
-        return [value for value in state.values() if isinstance(value, Tensor)]
+        kept = [*self._momenta, *self._means, *self._squares, *self._steps]
+        return [tensor for tensor in kept if tensor is not None]
 
 
 def learning_rate(step: int, max_steps: int, base: float, config: LrScheduleConfig) -> float:

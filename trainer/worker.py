@@ -62,7 +62,9 @@ def run(
         if world_size == 1 and config.strategy.name != "single":
             _log.warning("strategy=%s on one rank: there is nothing to split", config.strategy.name)
     device = rank_device(plan.device_type, plan.backend, world_size, local_rank, local_world_size)
-    torch.use_deterministic_algorithms(config.trainer.deterministic)
+    # Only where it changes something: the call imports torch's compiler, which takes seconds.
+    if config.trainer.deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(config.trainer.deterministic)
     dataset = load_dataset(config.data, seed=config.seed, hidden_dim=config.model.hidden_dim)
     world = World(rank, world_size, plan.backend, config.collectives.timeout_s, store, device)
     try:
