@@ -83,8 +83,10 @@ def main(worker: str | None = None, job: type[JobConfig] = RunConfig) -> int:
         finally:
             if not app.announced:
                 dismiss(code)
-    if code != 0:
-        leave(code)  # a group with a failed peer may hold up an orderly end
+    if code != 0 or place.world_size > 1:
+        # A group with a failed peer may hold up an orderly end, and threads that come back from torch's C++
+        # while the interpreter is taken down abort the process.
+        leave(code)
     return code
 
 

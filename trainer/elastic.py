@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import multiprocessing
 import os
@@ -108,6 +109,8 @@ def _rank_entry(payload: Mapping[str, Any]) -> int:
     code = run_rank(config, place, store, payload["worker"], parent=payload["parent"])
     if code != 0:
         leave(code)
+    # Threads that come back from torch's C++ while the interpreter is taken down abort the process.
+    atexit.register(leave, 0)
     # The elastic launcher holds a process that is done until all are; it may be gone by then.
     threading.Thread(target=_leave_after, args=(payload["parent"],), daemon=True).start()
     return code
