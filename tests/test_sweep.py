@@ -288,7 +288,9 @@ def test_a_folder_s_content_is_moved_and_the_folder_stays(tmp_path: Path) -> Non
     assert (kept / "wandb" / "run").read_text() == "wandb/run"
 
 
-@pytest.mark.parametrize("subdir", ["a/b", ".", "../x"])
+@pytest.mark.parametrize(
+    "subdir", ["a/b", *(pytest.param(one, marks=pytest.mark.slow) for one in (".", "../x"))]
+)
 def test_a_folder_that_is_not_right_in_the_sweep_s_is_refused(
     run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str], subdir: str
 ) -> None:
