@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import RankPools
-from trainer import cli
+from trainer import cli, elastic
+from trainer.errors import Interrupted
+from trainer.job import JobConfig
+from trainer.place import Place
+from trainer.rank import run_rank
 
 Run = Callable[..., int]
 
@@ -21,12 +25,24 @@ def ranks() -> Iterator[RankPools]:
     pools.close()
 
 
+def run_here(config: JobConfig, world_size: int, worker: str) -> int:
+    """One rank as `trainer.elastic` runs it, but without the seconds that a process of its own takes."""
+    from torch.distributed import HashStore
+
+    assert world_size == 1
+    code = run_rank(config, Place(), HashStore(), worker)
+    if code > 128:
+        raise Interrupted(code - 128)
+    return code
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
-    """`run(*arguments, worker=...)`: the command line in this process, from an empty folder."""
+    """`run(*arguments, worker=...)`: the command line and its one rank in this process, in a new folder."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # so that it is restored
+    monkeypatch.setattr(elastic, "run_elastic", run_here)
     monkeypatch.chdir(tmp_path)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

@@ -152,6 +152,7 @@ def test_each_run_has_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:
     assert files(folders[0]) == ["rank0.json", "train.log"]
 
 
+@pytest.mark.slow
 def test_a_failing_job_does_not_stop_a_sweep(
     run: Run, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_failing_job_does_not_stop_a_sweep(
     assert "boom" in (tmp_path / "sweep" / "2-seed=2" / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_whole_sweep(run: Run, tmp_path: Path) -> None:
     assert run("-m", "seed=0,1,2", f"hydra.sweep.dir={tmp_path}/sweep", worker="stop_itself") == 143
     assert [folder.name for folder in (tmp_path / "sweep").iterdir() if folder.is_dir()] == ["0-seed=0"]

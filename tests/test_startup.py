@@ -31,7 +31,9 @@ def test_the_bar_is_a_ratio_of_medians(
 
 def test_wrong_numbers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rounds", "0"]) == 2
-    assert capsys.readouterr().err == "--rounds and --ranks must be at least 1\n"
+    assert capsys.readouterr().err == "--rounds=0 must be at least 1\n"
+    assert main(["--ranks", "2", "-1"]) == 2
+    assert capsys.readouterr().err == "--ranks=-1 must be at least 1\n"
 
 
 @pytest.mark.slow

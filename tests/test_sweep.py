@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import time
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
@@ -14,15 +15,24 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
-from trainer import cli
+from trainer import cli, sweep_job
+from trainer.composed import clean_sweep_file
 from trainer.config import RunConfig, SweepConfig
-from trainer.errors import InputError
+from trainer.errors import InputError, Stopped
 from trainer.occupied import occupied, wait_until_left
+from trainer.place import Place
+from trainer.rank import connect
+from trainer.sweep_end import finish_sweep
 from trainer.sweep_files import Job, first_sentence, keep_reason, read_sweep, take_reason, write_job
-from trainer.sweep_job import config_sha256
+from trainer.sweep_folder import begin, end
+from trainer.sweep_job import _earlier, _move, config_sha256
 from trainer.sweep_plan import SweepPlan, hydra_overrides, job_name
 
 STUBS = "sweep_job"  # seed 1 is wrong input, seed 2 raises, others succeed
+
+
+def plan_of(folder: Path, begun_at: float = 0.0) -> SweepPlan:
+    return SweepPlan(folder, ("a=1,2",), ("a",), 2, SweepConfig(), True, folder, 1, True, begun_at, 1)
 
 
 def sweep_of(folder: Path) -> dict[str, dict[str, Any]]:
@@ -59,6 +69,7 @@ def test_each_job_says_what_became_of_it_and_why(run: Run, tmp_path: Path) -> No
     assert not list(tmp_path.rglob("reason.txt"))
 
 
+@pytest.mark.slow
 def test_exit_code_0_when_some_are_skipped_and_2_when_all_are(run: Run, tmp_path: Path) -> None:
     assert run("-m", "seed=0,1", "hydra.sweep.dir=some", worker=STUBS) == 0
     assert read_sweep(tmp_path / "some").state == "complete"
@@ -68,6 +79,23 @@ def test_exit_code_0_when_some_are_skipped_and_2_when_all_are(run: Run, tmp_path
     assert first.reason == (
         "strategy=single cannot use world_size=2; take 1 rank, or ddp, tensor or pipeline"
     )
+
+
+def test_ranks_that_do_not_meet_fail_their_job(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        place = Place(0, 2, store=("127.0.0.1", busy.getsockname()[1], "slurm-1.0"))
+        with pytest.raises(Stopped, match="Rank 0 cannot meet the others at") as caught:
+            connect(place, 1.0)
+
+    def launch(*arguments: Any, **more: Any) -> int:
+        raise caught.value
+
+    monkeypatch.setattr(sweep_job, "launch", launch)
+    assert run("-m", "seed=3", "hydra.sweep.dir=s") == 1
+    (job,) = read_sweep(tmp_path / "s").jobs
+    assert (job.state, job.exit_code, job.reason) == ("failed", 1, str(caught.value))
 
 
 def test_fail_fast_ends_the_sweep_with_the_first_failure(
@@ -80,6 +108,7 @@ def test_fail_fast_ends_the_sweep_with_the_first_failure(
     assert "sweep.fail_fast=true ends the sweep: job 2 of 3: seed=2 failed" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_names_and_progress_say_the_swept_overrides_alone(
     run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +132,7 @@ def test_names_are_fit_for_a_file_system() -> None:
     )
     assert job_name(3, 1, {}) == "3"
     assert job_name(3, 1, {"model.widths": "[8,8]", "x": "~1"}) == "3-model.widths=_8,8_,x=_1"
+    assert job_name(3, 1, {"data.inputs": "größe"}) == "3-data.inputs=gr_e"
     assert len(job_name(12, 3, {f"key{i}": "1" * 20 for i in range(20)})) == 120
 
 
@@ -114,6 +144,10 @@ def test_a_sweep_that_a_file_asks_for(run: Run, tmp_path: Path, capfd: pytest.Ca
     assert run("experiment=seeds", "hydra.sweep.dir=s", "--config-dir", "mine", worker=STUBS) == 0
     assert list(sweep_of(tmp_path / "s")) == ["0-seed=5", "1-seed=6"]
     assert "job 2 of 2: seed=6" in capfd.readouterr().err
+    secret = ["experiment=seeds", "+strategy.options.token=abcdef", "hydra.sweep.dir=t"]
+    assert run(*secret, "--config-dir", "mine", worker=STUBS) == 2
+    assert "strategy.options.token reads like a secret" in capfd.readouterr().err
+    assert not (tmp_path / "t").exists()
 
 
 def test_a_folder_that_holds_a_sweep_is_refused(
@@ -130,6 +164,7 @@ def test_a_folder_that_holds_a_sweep_is_refused(
     assert (tmp_path / "s" / "sweep.json").read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argument", ["seed=3,4", "sweep.resume=true"])
 def test_a_sweep_that_runs_is_left_alone(
     run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str], argument: str
@@ -144,6 +179,7 @@ def test_a_sweep_that_runs_is_left_alone(
     )
 
 
+@pytest.mark.slow
 def test_what_concerns_the_whole_command_leaves_nothing(
     run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +198,7 @@ def test_what_concerns_the_whole_command_leaves_nothing(
     )
 
 
+@pytest.mark.slow
 def test_two_jobs_in_one_folder_are_refused(
     run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,44 +210,133 @@ def test_two_jobs_in_one_folder_are_refused(
 def test_resume_runs_what_is_missing_and_nothing_else(
     run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["-m", "seed=0,1,2,3,4", "hydra.sweep.dir=s"]
+    arguments = ["-m", "seed=0,2,3,4", "hydra.sweep.dir=s"]
     assert run(*arguments, worker=STUBS) == 1
     sweep = tmp_path / "s"
     first = json.loads((sweep / "sweep.json").read_text())
     # As after SIGKILL in the middle: one job never begun, one in the middle of its run.
-    for path in (sweep / "4-seed=4").iterdir():
+    for path in (sweep / "3-seed=4").iterdir():
         path.unlink()
-    (sweep / "4-seed=4").rmdir()
-    running = read_sweep(sweep).jobs[3]
+    (sweep / "3-seed=4").rmdir()
+    running = read_sweep(sweep).jobs[2]
     write_job(Job(**{**vars(running), "state": "running", "exit_code": None, "ended_at": None}))
-    before = {path: path.stat().st_mtime_ns for path in sweep.glob("[01]-*/*")}
+    before = {path: path.stat().st_mtime_ns for path in sweep.glob("0-*/*")}
     capfd.readouterr()
     assert run(*arguments, "sweep.resume=true", worker="describe") == 0
     err = capfd.readouterr().err
-    assert "job 1 of 5: seed=0: complete before" in err
-    assert "job 2 of 5: seed=1: skipped before" in err
-    assert "job 3 of 5: seed=2: runs again, it was failed; 2-seed=2~1 keeps what was there" in err
-    assert "job 4 of 5: seed=3: runs again, it was killed; 3-seed=3~1 keeps what was there" in err
-    assert {path: path.stat().st_mtime_ns for path in sweep.glob("[01]-*/*")} == before
+    assert "job 1 of 4: seed=0: complete before" in err
+    assert "job 2 of 4: seed=2: runs again, it was failed; 1-seed=2~1 keeps what was there" in err
+    assert "job 3 of 4: seed=3: runs again, it was killed; 2-seed=3~1 keeps what was there" in err
+    assert {path: path.stat().st_mtime_ns for path in sweep.glob("0-*/*")} == before
     states = [(job.folder.name, job.state) for job in read_sweep(sweep).jobs]
     assert states == [
         ("0-seed=0", "complete"),
-        ("1-seed=1", "skipped"),
-        ("2-seed=2", "complete"),
-        ("3-seed=3", "complete"),
-        ("4-seed=4", "complete"),
+        ("1-seed=2", "complete"),
+        ("2-seed=3", "complete"),
+        ("3-seed=4", "complete"),
     ]
-    assert "boom" in (sweep / "2-seed=2~1" / "train.log").read_text()
-    assert "job 3 of 5" in (sweep / "2-seed=2" / "train.log").read_text()
-    assert "boom" not in (sweep / "2-seed=2" / "train.log").read_text()
-    assert (sweep / "3-seed=3~1" / "done0of1").exists()
-    assert sorted(path.name for path in (sweep / "3-seed=3").iterdir()) == [
+    assert "boom" in (sweep / "1-seed=2~1" / "train.log").read_text()
+    assert "job 2 of 4" in (sweep / "1-seed=2" / "train.log").read_text()
+    assert "boom" not in (sweep / "1-seed=2" / "train.log").read_text()
+    assert (sweep / "2-seed=3~1" / "done0of1").exists()
+    assert sorted(path.name for path in (sweep / "2-seed=3").iterdir()) == [
         "job.json",
         "rank0.json",
         "train.log",
     ]
     last = json.loads((sweep / "sweep.json").read_text())
     assert last == {**first, "state": "complete", "ended_at": last["ended_at"]}
+
+
+def test_resume_tries_skipped_jobs_again(run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["-m", "seed=1", "hydra.sweep.dir=s"]
+    job = tmp_path / "s" / "0"
+    assert run(*arguments, worker=STUBS) == 2
+    before = {path: (path.stat().st_mtime_ns, path.read_text()) for path in job.iterdir()}
+    capfd.readouterr()
+    assert run(*arguments, "sweep.resume=true", worker=STUBS) == 2
+    err = capfd.readouterr().err
+    assert "data.inputs=1.npy does not exist; name a file\njob 1 of 1: seed=1: skipped, as before\n" in err
+    assert {path: (path.stat().st_mtime_ns, path.read_text()) for path in job.iterdir()} == before
+    assert not (tmp_path / "s" / "0~1").exists()
+    # What was missing is there.
+    assert run(*arguments, "sweep.resume=true", worker="describe") == 0
+    assert "seed=1: was skipped before; 0~1 keeps what was there" in capfd.readouterr().err
+    assert [one.state for one in read_sweep(tmp_path / "s").jobs] == ["complete"]
+    assert (tmp_path / "s" / "0~1" / "job.json").read_text() == before[job / "job.json"][1]
+
+
+def test_a_job_that_slurm_requeues_runs_again(run: Run, tmp_path: Path) -> None:
+    assert run("-m", "seed=3", "hydra.sweep.dir=s", worker=STUBS) == 0
+    (job,) = read_sweep(tmp_path / "s").jobs
+    plan = plan_of(tmp_path / "s", begun_at=job.started_at - 1)
+    assert _earlier(plan, job) == job  # no error, though both are of one try
+    with pytest.raises(InputError, match="jobs 0 and 1 of the sweep the same folder 0"):
+        _earlier(plan, replace(job, number=1))
+
+
+def test_a_folder_s_content_is_moved_and_the_folder_stays(tmp_path: Path) -> None:
+    job, kept = tmp_path / "0", tmp_path / "0~1"
+    (job / "wandb").mkdir(parents=True)
+    for name in ("job.json", "train.log", "wandb/run"):
+        (job / name).write_text(name)
+    number = job.stat().st_ino
+    with (job / "train.log").open("a"):  # of another task of the job
+        _move(job, kept)
+    assert (job.stat().st_ino, list(job.iterdir())) == (number, [])
+    assert sorted(path.name for path in kept.iterdir()) == ["job.json", "train.log", "wandb"]
+    assert (kept / "wandb" / "run").read_text() == "wandb/run"
+
+
+@pytest.mark.parametrize(
+    "subdir", ["a/b", *(pytest.param(one, marks=pytest.mark.slow) for one in (".", "../x"))]
+)
+def test_a_folder_that_is_not_right_in_the_sweep_s_is_refused(
+    run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str], subdir: str
+) -> None:
+    assert run("-m", "seed=3", f"hydra.sweep.subdir={subdir}", "hydra.sweep.dir=s", worker=STUBS) == 2
+    assert capfd.readouterr().err == (
+        f"hydra.sweep.subdir={subdir} is no folder right in that of the sweep; "
+        "give a name without /, or leave it out\n"
+    )
+    assert not list(tmp_path.rglob("job.json"))
+
+
+def test_jobs_of_a_launcher_that_failed_may_still_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here = plan_of(tmp_path)
+    job = Job(tmp_path / "0", 0, (), {}, "running", 1.0, "0")
+    job.folder.mkdir()
+    begin(here)
+    write_job(job)
+    assert end(replace(here, runs_here=False), 1) == 1
+    assert read_sweep(tmp_path).jobs[0].state == "running"
+    finish_sweep(tmp_path, elsewhere=True)
+    assert capfd.readouterr().out.endswith("(1 still running)\n")
+    with occupied(str(job.folder)):
+        assert end(here, 1) == 1
+    assert read_sweep(tmp_path).jobs[0].state == "running"
+    finish_sweep(tmp_path)
+    assert capfd.readouterr().out.endswith("(1 killed)\n")
+    assert end(here, 0) == 1
+    assert read_sweep(tmp_path).jobs[0].state == "failed"
+
+
+def test_what_hydra_writes_of_a_sweep_is_cleaned_and_costs_no_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "multirun.yaml"
+    clean_sweep_file(tmp_path, {}, [])
+    path.write_text("")  # as another job may find it
+    clean_sweep_file(tmp_path, {}, [])
+    assert not caplog.records
+    path.write_text("a: {api_key: planted}")
+    clean_sweep_file(tmp_path, {}, [])
+    assert "planted" not in path.read_text()
+    path.write_text("a: [")
+    clean_sweep_file(tmp_path, {}, [])
+    assert "is not searched for secrets" in caplog.text
 
 
 @pytest.mark.slow
@@ -229,6 +355,7 @@ def test_resume_finds_the_newest_sweep_of_the_same_overrides(run: Run, tmp_path:
     assert (target / "job.json").exists()
 
 
+@pytest.mark.slow
 def test_resume_of_nothing_is_refused_and_of_a_named_folder_begins(
     run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,7 +444,7 @@ def test_a_folder_is_left_when_its_last_writer_ends(tmp_path: Path) -> None:
 
 
 def test_what_a_remote_launcher_carries_can_be_carried(tmp_path: Path) -> None:
-    plan = SweepPlan(tmp_path, ("a=1,2",), ("a",), 2, SweepConfig(), True, tmp_path, 1, True, 0.0, 1)
+    plan = plan_of(tmp_path)
     app = cli._App(RunConfig, None, None)
     app._sweep = plan
     assert ForkingPickler.dumps(app._task)

@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 
 from trainer.composed import plain_config, traceback_of
 from trainer.config import RunConfig
-from trainer.errors import InputError, Interrupted
+from trainer.errors import InputError, Interrupted, Stopped
 from trainer.job import JobConfig
 from trainer.launch import dismiss, follow, launch
 from trainer.place import Place
@@ -37,6 +37,7 @@ from trainer.resolvers import register_resolvers
 from trainer.secrets import Redactor, SecretFilter
 from trainer.signals import ignore_signals, leave, obey_signals, raising_signals
 from trainer.sweep_end import finish_sweep
+from trainer.sweep_files import SWEEP_FILE
 from trainer.sweep_folder import begin, end, find_folder, locked
 from trainer.sweep_job import SweepEnded, run_job
 from trainer.sweep_plan import (
@@ -129,6 +130,7 @@ class _App:
             ):
                 plan = plan_sweep(self._job, CONF, flags, begun_at)
             if plan is not None:
+                self._refuse_secrets()
                 return self._run_sweep(find_folder(plan), flags)
             self._start()
         return 0
@@ -145,17 +147,20 @@ class _App:
             # Before a flag: argparse takes overrides in one row only.
             place = len(sys.argv) - sys.argv[::-1].index(flags.overrides[-1]) if flags.overrides else 1
             sys.argv[place:place] = hydra_overrides(plan)
+            code = 1
             with raising_signals():
                 try:
                     code = self._code_of(self._start)
+                except Interrupted as error:  # as that was about to return
+                    code = 128 + error.signum
                 except Exception:
                     traceback.print_exc()
-                    code = 1
-                ignore_signals()
-                code = end(plan, code)
+                finally:
+                    ignore_signals()
+                    code = end(plan, code)
                 obey_signals()  # who asks again does not want to wait for the table
-                if self._job.kind == RunConfig.kind and plan.folder.exists():
-                    finish_sweep(plan.folder)
+                if self._job.kind == RunConfig.kind and (plan.folder / SWEEP_FILE).exists():
+                    finish_sweep(plan.folder, elsewhere=not plan.runs_here)
         return code
 
     def _code_of(self, call: Callable[[], int]) -> int:
@@ -163,9 +168,9 @@ class _App:
         code = 0
         try:
             code = call()
-        except InputError as error:
+        except (InputError, Stopped) as error:
             tell(str(error))
-            code = 2
+            code = 2 if isinstance(error, InputError) else 1
         except Interrupted as error:
             code = 128 + error.signum
         except KeyboardInterrupt:
@@ -208,10 +213,11 @@ class _App:
                 raise InputError(
                     f"{key} names code to run; choose a plug-in by its name, as in hydra/launcher=slurm"
                 )
-        if not asks_for_sweep(flags, self._overrides):
-            return flags
-        if self._place is not None:
+        if self._place is not None and asks_for_sweep(flags, self._overrides):
             raise self._sweep_under_torchrun()
+        return flags
+
+    def _refuse_secrets(self) -> None:
         for override in self._overrides:
             if hide(override, [override]) != override:
                 key = override.partition("=")[0].lstrip("+")
@@ -219,7 +225,6 @@ class _App:
                     f"{key} reads like a secret, and a sweep's overrides are written to its folder; "
                     f"keep the value in an environment variable and pass {key}='${{oc.env:VARIABLE}}'"
                 )
-        return flags
 
     def _sweep_under_torchrun(self) -> InputError:
         assert self._place is not None
@@ -239,7 +244,13 @@ class _App:
     def _task(self, composed: DictConfig) -> None:
         """What Hydra calls for each job."""
         if self._sweep is not None:
-            run_job(self._sweep, self._job, self._worker, composed)
+            try:
+                run_job(self._sweep, self._job, self._worker, composed)
+            except InputError as error:
+                if self._sweep.pid != os.getpid():
+                    raise  # the launcher carries it
+                tell(str(error))
+                raise SystemExit(2) from None  # Hydra would tell it in lines of its own
             return
         hydra_config = HydraConfig.get()
         run_dir = hydra_config.runtime.output_dir
@@ -257,9 +268,9 @@ class _App:
             config = self._job.from_mapping(mapping, run_dir)
             code = launch(config, self._worker)
             self.announced = not config.dry_run
-        except InputError as error:
+        except (InputError, Stopped) as error:
             tell(str(error), log, redactor)
-            code = 2
+            code = 2 if isinstance(error, InputError) else 1
         except Exception as error:
             record(redactor.text(traceback_of(error)), log)
             self._error = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ from trainer.errors import InputError
 from trainer.job import JobConfig
 from trainer.refusals import hide, sentence_of
 from trainer.secrets import Redactor
+from trainer.sinks import write_atomically
+
+_log = logging.getLogger(__name__)
 
 
 def plain_config(composed: DictConfig, overrides: Sequence[str], job: type[JobConfig]) -> dict[str, Any]:
@@ -38,15 +42,22 @@ def plain_config(composed: DictConfig, overrides: Sequence[str], job: type[JobCo
 
 
 def clean_sweep_file(folder: Path, mapping: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Take secrets out of what Hydra's sweeper has written about the sweep."""
+    """Take secrets out of what Hydra's sweeper has written about the sweep.
+
+    Jobs that run at the same time all do it. What goes wrong costs a warning, and no job.
+    """
     path = folder / "multirun.yaml"
-    if path.exists():
-        redactor = Redactor(mapping)
+    redactor = Redactor(mapping)
+    try:
         before = path.read_text(encoding="utf-8")
         text = hide(redactor.text(before), overrides)
-        cleaned = yaml.safe_dump(redactor.mapping(yaml.safe_load(text)), sort_keys=False)
+        cleaned = yaml.safe_dump(redactor.mapping(yaml.safe_load(text) or {}), sort_keys=False)
         if cleaned != before:
-            path.write_text(cleaned, encoding="utf-8")
+            write_atomically(path, cleaned)
+    except FileNotFoundError:
+        return
+    except Exception as error:
+        _log.warning("%s is not searched for secrets (%s: %s)", path, type(error).__name__, error)
 
 
 def traceback_of(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.errors import Interrupted
 from trainer.job import JobConfig
@@ -34,6 +34,9 @@ from trainer.rank import (
 from trainer.signals import PARENT_POLL_S, leave, raising_signals
 from trainer.sweep_files import keep_reason
 
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
+
 CONNECT_S = 60.0
 SHUTDOWN_S = 4  # from the launcher's signal to SIGKILL; the ranks' own clocks are shorter
 
@@ -47,7 +50,7 @@ def run_elastic(config: JobConfig, world_size: int, worker: str) -> int:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
 
     environment = {"OMP_NUM_THREADS": str(threads_per_rank(config, Place(local_world_size=world_size)))}
     device = loopback()
@@ -68,31 +71,38 @@ def run_elastic(config: JobConfig, world_size: int, worker: str) -> int:
         _silent("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing"),
         _no_child_left(),
     ):
-        settings: dict[str, Any] = {
-            "min_nodes": 1,
-            "max_nodes": 1,
-            "nproc_per_node": world_size,
-            "run_id": uuid.uuid4().hex,
-            "rdzv_backend": "c10d",
-            "rdzv_endpoint": "127.0.0.1:0",  # a name that does not resolve would cost a minute
-            "rdzv_configs": {"is_host": "true"},
-            "local_addr": "127.0.0.1",
-            "max_restarts": 0,
-            "monitor_interval": 0.1,
-            "start_method": "spawn",
-            "logs_specs": DefaultLogsSpecs(log_dir=scratch),
-            "shutdown_timeout": SHUTDOWN_S,
-        }
-        # Older torch waits up to 30 s; the ranks leave in four anyway, by their own clocks.
-        known = {field.name for field in fields(LaunchConfig)}
-        settings = {name: value for name, value in settings.items() if name in known}
+        settings = launch_config(world_size, logs_specs=DefaultLogsSpecs(log_dir=scratch))
         try:
-            codes: dict[int, int] = elastic_launch(LaunchConfig(**settings), _rank_entry)(payload)
+            codes: dict[int, int] = elastic_launch(settings, _rank_entry)(payload)
         except SignalException as error:
             raise Interrupted(error.sigval) from None
         except ChildFailedError as error:
             return max(_exit_code(rank, failure.exitcode, config) for rank, failure in error.failures.items())
         return max(codes.values())
+
+
+def launch_config(world_size: int, **more: Any) -> LaunchConfig:
+    """The settings of torch's elastic launcher for ranks on this machine, and `more` of them."""
+    from torch.distributed.launcher.api import LaunchConfig
+
+    settings: dict[str, Any] = {
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "nproc_per_node": world_size,
+        "run_id": uuid.uuid4().hex,
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "127.0.0.1:0",  # a name that does not resolve would cost a minute
+        "rdzv_configs": {"is_host": "true"},
+        "local_addr": "127.0.0.1",
+        "max_restarts": 0,
+        "monitor_interval": 0.1,
+        "start_method": "spawn",
+        "shutdown_timeout": SHUTDOWN_S,
+        **more,
+    }
+    # Older torch waits up to 30 s; the ranks leave in four anyway, by their own clocks.
+    known = {field.name for field in fields(LaunchConfig)}
+    return LaunchConfig(**{name: value for name, value in settings.items() if name in known})
 
 
 def _rank_entry(payload: Mapping[str, Any]) -> int:

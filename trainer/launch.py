@@ -54,12 +54,14 @@ MOST_RANKS_PER_CORE = 32  # each is a process of its own, with torch in it
 _log = logging.getLogger(__name__)
 
 
-def launch(config: JobConfig, worker: str | None = None) -> int:
+def launch(config: JobConfig, worker: str | None = None, *, apart: bool = False) -> int:
     """Run `config` on the ranks it asks for; returns the exit code.
 
-    `worker` names the function that each rank calls, as `module:function`; None is that of the job.
+    `worker` names the function that each rank calls, as `module:function`; None is that of the job. `apart`:
+    no rank in this process, not even where there is one only.
 
     Raises:
+        Stopped: the ranks that a launcher has started do not meet.
         InputError: the number of ranks contradicts torchrun's or the job, or is too much for this machine.
         Interrupted: SIGINT or SIGTERM ended the run.
     """
@@ -89,7 +91,7 @@ def launch(config: JobConfig, worker: str | None = None) -> int:
         }
         store.set(PLAN_KEY, json.dumps(message))
         return _run_in_place(config, place, store, worker)
-    if config.world_size == 1:
+    if config.world_size == 1 and not apart:
         return _run_alone(config, worker)
     from trainer.elastic import run_elastic
 

@@ -29,6 +29,15 @@ def occupied(folder: str) -> Iterator[None]:
             os.close(descriptor)
 
 
+def is_occupied(folder: Path) -> bool:
+    """Whether a process is `occupied` with the folder, as far as the file system can tell."""
+    try:
+        wait_until_left(folder, 0.0)
+    except (InputError, OSError) as error:
+        return isinstance(error, InputError)
+    return False
+
+
 def wait_until_left(folder: Path, patience_s: float = PATIENCE_S) -> None:
     """Return when no process is `occupied` with the folder.
 

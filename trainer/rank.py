@@ -41,7 +41,7 @@ def connect(place: Place, timeout_s: float) -> Store:
     what the last one wrote, nor that of another job which has the port.
 
     Raises:
-        InputError: rank 0 cannot serve there.
+        Stopped: rank 0 cannot serve there, or cannot be reached; another try may find the port free.
     """
     from torch.distributed import PrefixStore, TCPStore, rendezvous
 
@@ -53,7 +53,7 @@ def connect(place: Place, timeout_s: float) -> Store:
     try:
         served = TCPStore(host, port, place.world_size, place.rank == 0, timeout, wait_for_workers=False)
     except RuntimeError as error:
-        raise InputError(
+        raise Stopped(
             f"Rank {place.rank} cannot meet the others at {host}, port {port} ({_reason(error)}); "
             "set MASTER_ADDR to the address of the first node and MASTER_PORT to a free port there"
         ) from None

@@ -294,10 +294,12 @@ def git_commit(folder: Path) -> str | None:
 def write_atomically(path: Path, text: str) -> None:
     """Writes the file whole or not at all: a reader sees the old text or the new one, also after a crash.
 
+    Of several that write it at the same time the last one has it.
+
     Raises:
         OSError: the file cannot be written.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)

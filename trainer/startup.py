@@ -13,7 +13,6 @@ import statistics
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer import cli
+from trainer.elastic import launch_config
 from trainer.errors import InputError
 from trainer.rank import loopback, tell
 from trainer.startup_rank import ENDED, import_torch
@@ -92,28 +92,13 @@ def _told_to(path: Path) -> Iterator[None]:
 
 def launcher_cost(world_size: int) -> Cost:
     """torch's elastic launcher with the settings of `trainer.elastic`, and ranks that import torch."""
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
 
     name = loopback()
     if name is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     begun = time.time()
-    ended = elastic_launch(
-        LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=world_size,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            rdzv_configs={"is_host": "true"},
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            monitor_interval=0.1,
-            start_method="spawn",
-        ),
-        import_torch,
-    )()
+    ended = elastic_launch(launch_config(world_size), import_torch)()
     return Cost(max(ended.values()) - begun, time.time() - begun)
 
 
@@ -145,8 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="a file for all measurements")
     try:
         options = parser.parse_args(arguments)
-        if options.rounds < 1 or min(options.ranks) < 1:
-            raise InputError("--rounds and --ranks must be at least 1")
+        for name, number in (("--rounds", options.rounds), ("--ranks", min(options.ranks))):
+            if number < 1:
+                raise InputError(f"{name}={number} must be at least 1")
     except InputError as error:
         tell(str(error))
         return 2

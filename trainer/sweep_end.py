@@ -7,28 +7,27 @@ from importlib import import_module
 from pathlib import Path
 
 from trainer.errors import InputError
-from trainer.sweep_files import Sweep, read_sweep
+from trainer.occupied import is_occupied
+from trainer.sweep_files import Job, Sweep, read_sweep
 
 REPORT_MODULE = "trainer.sweep_report"
 WANDB_MODULE = "trainer.wandb_sweep"
-WORDS = {"running": "killed"}  # a job that nobody runs any more
 
 
-def finish_sweep(folder: Path) -> None:
+def finish_sweep(folder: Path, *, elsewhere: bool = False) -> None:
     """Write the sweep's table and report, print the table and where things are, and log it to W&B.
 
     A sweep that was stopped has only its table: whoever stops it does not want to wait for a page. It tells,
-    and does not raise, when anything goes wrong: the jobs' own folders are what counts.
+    and does not raise, when anything goes wrong: the jobs' own folders are what counts. `elsewhere`: a job
+    that no process here runs may still run on another machine.
     """
     told = False
     try:
         report = import_module(REPORT_MODULE)
-        if read_sweep(folder).state == "stopped":
-            report.write_table(folder)
-            report.print_table(folder)
-        else:
-            path = report.write_sweep_report(folder)
-            report.print_table(folder)
+        table = report.write_table(folder)
+        path = None if table.sweep.state == "stopped" else report.write_sweep_page(table)
+        report.print_table(table)
+        if path is not None:
             print(f"report  {path}", flush=True)
         told = True
     except ImportError as error:
@@ -36,7 +35,7 @@ def finish_sweep(folder: Path) -> None:
     except (InputError, OSError, ValueError) as error:
         print(f"there is no table of the sweep ({type(error).__name__}: {error})", file=sys.stderr)
     try:
-        _show(read_sweep(folder), with_reasons=not told)
+        _show(read_sweep(folder), elsewhere, with_reasons=not told)
     except InputError as error:
         print(error, file=sys.stderr)
         return
@@ -45,12 +44,18 @@ def finish_sweep(folder: Path) -> None:
         wandb.log_sweep(folder, logger)
 
 
-def _show(sweep: Sweep, *, with_reasons: bool) -> None:
+def _show(sweep: Sweep, elsewhere: bool, *, with_reasons: bool) -> None:
     counts: dict[str, int] = {}
     for job in sweep.jobs:
-        word = WORDS.get(job.state, job.state)
+        word = _word(job, elsewhere)
         counts[word] = counts.get(word, 0) + 1
         if with_reasons and job.state != "complete":
             print(f"{word}  {job.folder.name}" + (f": {job.reason}" if job.reason else ""))
     told = ", ".join(f"{number} {word}" for word, number in counts.items())
     print(f"sweep  {sweep.folder}  ({told or 'no job has run'})", flush=True)
+
+
+def _word(job: Job, elsewhere: bool) -> str:
+    if job.state != "running":
+        return job.state
+    return "still running" if elsewhere or is_occupied(job.folder) else "killed"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainer.errors import InputError
-from trainer.occupied import wait_until_left
+from trainer.occupied import is_occupied, wait_until_left
 from trainer.sweep_files import JOB_FILE, SWEEP_FILE, Sweep, read_sweep, write_job, write_sweep
 from trainer.sweep_plan import SweepPlan
 
@@ -71,10 +71,8 @@ def locked(plan: SweepPlan) -> Iterator[None]:
                 f"hydra.sweep.dir={folder} is a sweep that another process runs; wait for it, or end it"
             ) from None
         if not plan.settings.resume and _holds_sweep(folder):
-            raise InputError(
-                f"hydra.sweep.dir={folder} holds a sweep already; name another folder, or complete that one "
-                "with sweep.resume=true"
-            )
+            or_else = ", or complete that one with sweep.resume=true" if plan.can_resume else ""
+            raise InputError(f"hydra.sweep.dir={folder} holds a sweep already; name another folder{or_else}")
         yield
     finally:
         os.close(lock)
@@ -99,20 +97,22 @@ def end(plan: SweepPlan, code: int) -> int:
     """Write how the sweep ended; returns its exit code.
 
     `code` is that of the process so far: 0, or of a signal, of a refusal or of an error outside the jobs.
-    A sweep that was refused before its first job leaves nothing.
+    A sweep that was refused before its first job leaves nothing. Jobs of a launcher that failed, not Hydra's
+    basic one, may still run elsewhere, and then stay so.
     """
     sweep = read_sweep(plan.folder)
     interrupted = code > 128
     if not sweep.jobs and code == 2:
         _remove(plan.folder)
         return code
+    may_run = interrupted or (code != 0 and not plan.runs_here)
     for job in sweep.jobs:
-        if job.state == "running" and not interrupted:
+        if job.state == "running" and not may_run and not is_occupied(job.folder):
             reason = "it ended without a word: its process was killed, or never started"
             write_job(replace(job, state="failed", reason=reason, exit_code=1, ended_at=time.time()))
     states = [job.state for job in read_sweep(plan.folder).jobs]
     if not interrupted:
-        if code != 0 or {"failed", "stopped"} & set(states):
+        if code != 0 or {"failed", "stopped", "running"} & set(states):
             code = 1
         elif states and set(states) == {"skipped"}:
             code = 2

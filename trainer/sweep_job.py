@@ -7,9 +7,11 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from trainer.composed import clean_sweep_file, plain_config, traceback_of
-from trainer.errors import InputError, Interrupted
+from trainer.errors import InputError, Interrupted, Stopped
 from trainer.job import JobConfig
 from trainer.launch import dismiss, follow, launch
 from trainer.place import Place
@@ -51,10 +53,12 @@ class SweepEnded(BaseException):
 def run_job(plan: SweepPlan, kind: type[JobConfig], worker: str | None, composed: DictConfig) -> None:
     """Run what Hydra has composed for one job, unless an earlier try completed it.
 
-    What goes wrong with it is told and recorded, not raised. Where a launcher has started a task for each
-    rank, all of them call this, and rank 0 has the record.
+    What goes wrong with it is told and recorded, not raised. Its ranks are processes of their own, so that
+    one that is killed is not the end of the sweep, nor memory of one job that of the next. Where a launcher
+    has started a task for each rank, all of them call this, and rank 0 has the record.
 
     Raises:
+        InputError: the job's folder is not its own, or not right in the sweep's.
         Interrupted: SIGINT or SIGTERM ended it.
         SweepEnded: it failed, with sweep.fail_fast, in the process that started the sweep.
     """
@@ -66,7 +70,7 @@ def run_job(plan: SweepPlan, kind: type[JobConfig], worker: str | None, composed
 
     def run(config: JobConfig) -> int:
         nonlocal announced
-        code = launch(config, worker)
+        code = launch(config, worker, apart=True)
         announced = not config.dry_run
         return code
 
@@ -83,6 +87,11 @@ def _run_job(
     hydra = HydraConfig.get()
     given = tuple(hydra.overrides.task)
     folder = Path(hydra.runtime.output_dir)
+    if folder.parent != plan.folder:
+        raise InputError(
+            f"hydra.sweep.subdir={hydra.sweep.subdir} is no folder right in that of the sweep; "
+            "give a name without /, or leave it out"
+        )
     log = log_file(kind.kind, str(folder))
     mapping, refusal = _resolved(composed, given, kind)
     label_sweep_job(mapping, plan.folder)
@@ -98,8 +107,10 @@ def _run_job(
         started_at=time.time(),
         config_sha256=config_sha256(mapping if refusal is None else {"overrides": list(overrides)}),
     )
-    if _is_told_to_end(plan) or not _is_needed(plan, job):
+    earlier = _earlier(plan, job)
+    if _is_told_to_end(plan) or _is_done(plan, job, earlier):
         return
+    kept = None if earlier is None else _set_aside(plan, job, earlier)
     for handler in logging.getLogger().handlers:
         handler.addFilter(SecretFilter(mapping))
     clean_sweep_file(plan.folder, mapping, given)
@@ -113,6 +124,9 @@ def _run_job(
     except InputError as error:
         tell(str(error), log, redactor)
         _end(job, 2, redactor.text(str(error)))
+    except Stopped as error:
+        tell(str(error), log, redactor)
+        _end(job, 1, first_sentence(redactor.text(str(error))))
     except KeyboardInterrupt as error:
         code = 128 + error.signum if isinstance(error, Interrupted) else 130
         _end(job, code, None)
@@ -121,7 +135,9 @@ def _run_job(
         text = redactor.text(traceback_of(error))
         record(text, log)
         print(text, file=sys.stderr, flush=True)
-        _end(job, 1, first_sentence(redactor.text(f"{_who(mapping)}{type(error).__name__}: {error}")))
+        _end(job, 1, first_sentence(redactor.text(f"{type(error).__name__}: {error}")))
+    if earlier is not None and earlier.state == "skipped" and kept is not None:
+        _settle_again(plan, earlier, kept)
     if plan.settings.fail_fast and read_job(folder).state == "failed" and plan.pid == os.getpid():
         tell(f"sweep.fail_fast=true ends the sweep: {_title(plan, job)} failed")
         raise SweepEnded
@@ -154,39 +170,69 @@ def _end(job: Job, code: int, reason: str | None) -> None:
     write_job(replace(job, state=state, reason=reason, exit_code=code, ended_at=time.time()))
 
 
-def _is_needed(plan: SweepPlan, job: Job) -> bool:
-    """Whether the job is to run; what an earlier try left is then out of its way.
+def _earlier(plan: SweepPlan, job: Job) -> Job | None:
+    """What is on record of an earlier try of the job, be it in this sweep, where Slurm has requeued it.
 
     Raises:
         InputError: another job of this very sweep has the same folder.
     """
     if not (job.folder / JOB_FILE).exists():
-        return True
+        return None
     earlier = read_job(job.folder)
-    if earlier.started_at >= plan.begun_at:
+    if earlier.started_at >= plan.begun_at and earlier.number != job.number:
         raise InputError(
             f"hydra.sweep.subdir gives jobs {earlier.number} and {job.number} of the sweep the same folder "
             f"{job.folder.name}; put ${{hydra:job.num}} into it, or leave it out"
         )
-    if earlier.state in ("complete", "skipped"):
-        if earlier.config_sha256 == job.config_sha256:
-            print(f"{_title(plan, job)}: {earlier.state} before", file=sys.stderr, flush=True)
-            return False
-        why = "its configuration has changed since"
-    else:
-        why = f"it was {earlier.state}" if earlier.state != "running" else "it was killed"
-    kept = left_over(job.folder)
-    _move(job.folder, kept)
-    print(f"{_title(plan, job)}: runs again, {why}; {kept.name} keeps what was there", file=sys.stderr)
+    return earlier
+
+
+def _is_done(plan: SweepPlan, job: Job, earlier: Job | None) -> bool:
+    if earlier is None or earlier.state != "complete" or earlier.config_sha256 != job.config_sha256:
+        return False
+    print(f"{_title(plan, job)}: complete before", file=sys.stderr, flush=True)
     return True
 
 
-def _move(folder: Path, kept: Path) -> None:
-    """Rename a job's folder and make it anew; logs that Hydra has opened in it follow the new one."""
-    folder.rename(kept)
-    folder.mkdir()
+def _set_aside(plan: SweepPlan, job: Job, earlier: Job) -> Path:
+    """Move what an earlier try left out of the job's way; returns where it is."""
+    kept = left_over(job.folder)
+    _move(job.folder, kept)
+    if earlier.state != "skipped":  # of that it is told when it is known whether it is skipped again
+        why = {"complete": "its configuration has changed since", "running": "it was killed"}
+        told = why.get(earlier.state, f"it was {earlier.state}")
+        print(f"{_title(plan, job)}: runs again, {told}; {kept.name} keeps what was there", file=sys.stderr)
+    return kept
+
+
+def _settle_again(plan: SweepPlan, earlier: Job, kept: Path) -> None:
+    """A job that was skipped has been tried again: where nothing has changed, its folder is as it was."""
+    job = read_job(earlier.folder)
+    if (job.state, job.reason, job.config_sha256) == ("skipped", earlier.reason, earlier.config_sha256):
+        for path in job.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != JOB_FILE:
+                path.unlink(missing_ok=True)
+        _move(kept, job.folder)
+        kept.rmdir()
+        print(f"{_title(plan, job)}: skipped, as before", file=sys.stderr, flush=True)
+    else:
+        print(f"{_title(plan, job)}: was skipped before; {kept.name} keeps what was there", file=sys.stderr)
+
+
+def _move(folder: Path, other: Path) -> None:
+    """Move what is in a folder, which stays: further tasks of the job may have it open.
+
+    The job's record comes last, so that what is left of a move that was broken off still has it. Logs that
+    Hydra has opened are those of the job's folder afterwards.
+    """
+    other.mkdir(exist_ok=True)
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == JOB_FILE):
+        with suppress(FileNotFoundError):
+            path.rename(other / path.name)
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename).parent == folder:
+        if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename).parent in (folder, other):
             handler.close()  # it opens the file again with the next line
 
 
@@ -202,7 +248,3 @@ def _title(plan: SweepPlan, job: Job) -> str:
     total = f" of {plan.count}" if plan.count else ""
     swept = " ".join(f"{key}={value}" for key, value in job.swept.items())
     return f"job {job.number + 1}{total}: {swept or shlex.join(job.overrides)}".rstrip(": ")
-
-
-def _who(mapping: Mapping[str, Any]) -> str:
-    return "Rank 0 of 1 failed: " if mapping.get("world_size") in (None, 1) else ""

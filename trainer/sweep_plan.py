@@ -32,7 +32,7 @@ from trainer.secrets import Redactor
 MULTIRUN = re.compile(r"\+*hydra\.mode=.*MULTIRUN.*", re.IGNORECASE)
 _RESUME = re.compile(r"\+*sweep\.resume=.*")
 _HYDRAS_OWN_SUBDIR = "${hydra.job.num}"
-_LONGEST_NAME = 120  # characters; file systems take 255 bytes
+_LONGEST_NAME = 120  # characters, all ASCII; file systems take 255 bytes
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class SweepPlan:
 
     `count` is the number of jobs where it is known beforehand. `is_explicit` says that the folder was named,
     not made from the time. `root` and `depth`: sweeps of the same command stand `depth` levels below `root`.
+    `runs_here`: by Hydra's basic launcher, all jobs in the process that starts the sweep.
     """
 
     folder: Path
@@ -54,6 +55,8 @@ class SweepPlan:
     names_jobs: bool  # the job folders' names are ours, not the user's hydra.sweep.subdir
     begun_at: float
     pid: int
+    can_resume: bool = True
+    runs_here: bool = True
 
 
 def asks_for_sweep(flags: argparse.Namespace, overrides: Sequence[str]) -> bool:
@@ -89,7 +92,7 @@ def plan_sweep(
     before, HydraConfig.instance().cfg = HydraConfig.instance().cfg, None
     try:
         HydraConfig.instance().set_config(config)
-        folder = Path(str(config.hydra.sweep.dir)).absolute()
+        folder = Path(os.path.abspath(str(config.hydra.sweep.dir)))
     finally:
         HydraConfig.instance().cfg = before
     section = OmegaConf.to_container(config.sweep, resolve=True) if "sweep" in config else {}
@@ -111,6 +114,8 @@ def plan_sweep(
         names_jobs=raw["subdir"] == _HYDRAS_OWN_SUBDIR,
         begun_at=begun_at,
         pid=os.getpid(),
+        can_resume="sweep" in config,
+        runs_here=config.hydra.runtime.choices.get("hydra/launcher") == "basic",
     )
 
 
@@ -134,7 +139,7 @@ def values_of(overrides: Sequence[str], swept: Sequence[str]) -> dict[str, str]:
 def job_name(number: int, digits: int, values: Mapping[str, str]) -> str:
     """A folder's name that says number and swept values, in characters that file systems and shells take."""
     text = ",".join(f"{key}={value}" for key, value in values.items())
-    text = re.sub(r"[^\w.,=+@-]+", "_", text)
+    text = re.sub(r"[^\w.,=+@-]+", "_", text, flags=re.ASCII)
     return f"{number:0{digits}d}-{text}".rstrip("-_")[:_LONGEST_NAME]
 
 

@@ -41,8 +41,16 @@ def write_sweep_report(folder: Path) -> Path:
         InputError: it is no sweep's folder, or sweep.json or a job.json is damaged.
         OSError: a file cannot be written.
     """
-    table = write_table(folder)
-    return write_page(folder, sweep_page(table))
+    return write_sweep_page(write_table(folder))
+
+
+def write_sweep_page(table: SweepTable) -> Path:
+    """Writes report.html alone, of a table at hand; returns its path.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    return write_page(table.folder, sweep_page(table))
 
 
 def write_table(folder: Path) -> SweepTable:
@@ -57,13 +65,13 @@ def write_table(folder: Path) -> SweepTable:
     return table
 
 
-def print_table(folder: Path, console: Console | None = None) -> None:
-    """The table of a sweep on the terminal, best plan first, and its sentence.
+def print_table(sweep: Path | SweepTable, console: Console | None = None) -> None:
+    """The table of a sweep, read or in its folder, on the terminal: best plan first, and its sentence.
 
     Raises:
         InputError: it is no sweep's folder, or sweep.json or a job.json is damaged.
     """
-    show(read_table(folder), console or Console())
+    show(read_table(sweep) if isinstance(sweep, Path) else sweep, console or Console())
 
 
 def sweep_page(table: SweepTable) -> str:
