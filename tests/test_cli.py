@@ -20,7 +20,11 @@ def files(folder: Path) -> list[str]:
 
 WRONG: list[tuple[list[str], str]] = [
     (["strategy=foo"], "strategy=foo does not exist; the valid ones are ddp, pipeline, single, tensor"),
-    (["experiment=foo"], "experiment=foo does not exist; the valid ones are digits_cosine, scale"),
+    (
+        ["experiment=foo"],
+        "experiment=foo does not exist; the valid ones are builder_test, digits_cosine, microbatches, scale, "
+        "strong_scaling, three_splits, weak_scaling",
+    ),
     (
         ["trainer.max_step=1"],
         "trainer.max_step is not a key of the configuration; did you mean trainer.max_steps?",
@@ -67,8 +71,7 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     (
         ["+hydra.callbacks.own._target_=os.system"],
-        "hydra.callbacks.own._target_ names code to run; choose a plug-in by its name, "
-        "as in hydra/launcher=slurm",
+        "hydra.callbacks.own names code to run; choose a plug-in by its name, as in hydra/launcher=slurm",
     ),
     (
         ["hydra.searchpath=[file:///nope]"],
