@@ -45,7 +45,8 @@ def peers_of_connections(rank: int, ends_of_rank: Sequence[Sequence[Sequence[str
     """The rank at the other end of each of `rank`'s connections; None where it is not certain.
 
     Args:
-        ends_of_rank: of every rank, its connections as (own end, peer's end).
+        ends_of_rank: of every rank, its connections as (own end, peer's end); an end that could not be read
+            is empty.
     """
     owners: dict[Ends, int] = {}
     count: Counter[Ends] = Counter()
@@ -55,6 +56,6 @@ def peers_of_connections(rank: int, ends_of_rank: Sequence[Sequence[Sequence[str
             owners[here, there] = owner
     # Two nodes may each have a connection between the same ports of their own loopback.
     return [
-        owners[there, here] if count[there, here] == count[here, there] == 1 else None
+        owners[there, here] if here and there and count[there, here] == count[here, there] == 1 else None
         for here, there in ends_of_rank[rank]
     ]

@@ -224,8 +224,8 @@ def row_of(case: Case) -> str:
     return case.name if case.cause == "none" or case.spans else case.cause
 
 
-def report(outcomes: Sequence[Outcome], seed: str) -> str:
-    """Markdown: both tables, and each run that was not named right."""
+def report(outcomes: Sequence[Outcome], seed: str, failed: Sequence[str] = ()) -> str:
+    """Markdown: both tables, each run that was not named right, and each that failed."""
     wrong = [f"- {own.case.name}, seed {own.seed}: {own.wrong}" for own in outcomes if own.wrong]
     healthy = len({own.case.name for own in outcomes if own.case.is_healthy})
     found = [
@@ -244,7 +244,8 @@ def report(outcomes: Sequence[Outcome], seed: str) -> str:
         "",
         *([*across(outcomes), ""] if any(own.case.spans for own in outcomes) else []),
         *(["Not healthy after all, the named change helped:", "", *found, ""] if found else []),
-        *(["Not named right:", "", *wrong] if wrong else ["All were named right."]),
+        *(["Not named right:", "", *wrong] if wrong else [] if failed else ["All were named right."]),
+        *(["", "Failed:", "", *(f"- {text.splitlines()[0]}" for text in failed)] if failed else []),
     ]
     return "\n".join(lines) + "\n"
 
@@ -274,9 +275,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except RuntimeError as error:
                     failed.append(f"{case.name}, run {run}: {error}")
                     print(failed[-1], flush=True)
-                    continue
-                print(outcomes[-1].line(), flush=True)
+                else:
+                    print(outcomes[-1].line(), flush=True)
                 if options.output is not None:
-                    options.output.write_text(report(outcomes, options.seed), encoding="utf-8")
-    print("\n" + report(outcomes, options.seed))
+                    tables = report(outcomes, options.seed, failed)
+                    options.output.write_text(tables, encoding="utf-8")
+    print("\n" + report(outcomes, options.seed, failed))
     return 1 if failed or any(own.wrong for own in outcomes) else 0

@@ -74,7 +74,8 @@ def write_job(
         rows.append(metrics_row(place + 1, time_s, batch, **values))
     (path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     environment = {
-        "cpu_count": cores,
+        "cpu_count": 64,  # of which the run may use some
+        "cores": cores,
         "local_world_size": world_size,
         "world_size": world_size,
         "device": "cpu",

@@ -71,8 +71,7 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     (
         ["+hydra.callbacks.own._target_=os.system"],
-        "hydra.callbacks.own._target_ names code to run; choose a plug-in by its name, "
-        "as in hydra/launcher=slurm",
+        "hydra.callbacks.own names code to run; choose a plug-in by its name, as in hydra/launcher=slurm",
     ),
     (
         ["hydra.searchpath=[file:///nope]"],

@@ -8,6 +8,7 @@ from hydra.errors import MissingConfigException
 from trainer.config import RunConfig
 from trainer.errors import InputError
 from trainer.place import Place, first_host, tasks_per_node
+from trainer.rank import node_cores
 from trainer.refusals import sentence_of
 
 TASK = {  # of the fourth task of srun -n4 -N2, which puts three on the first node
@@ -32,6 +33,12 @@ def test_a_task_of_srun_is_a_rank() -> None:
     assert Place.from_environment(first) == Place(1, 4, 1, 3, 0, "srun", store)
     place = Place.from_environment({**TASK, "SLURM_CPUS_PER_TASK": "5", "SUBMITIT_EXECUTOR": "slurm"})
     assert place is not None and (place.cpus, place.launcher) == (5, "submitit")
+
+
+def test_ranks_with_cores_of_their_own_have_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.rank.cores", lambda: 3)  # what a task that is bound to its own is told
+    assert node_cores(Place(0, 4, 0, 2, 0, "srun", None, cpus=3)) == 6
+    assert node_cores(Place(0, 2, 0, 2)) == node_cores(None) == 3
 
 
 def test_tasks_on_one_node_meet_on_its_loopback() -> None:
@@ -96,6 +103,35 @@ def test_slurms_notation() -> None:
         InputError, match=r"cannot be read \(SLURM_STEP_TASKS_PER_NODE=two\); start the ranks"
     ):
         Place.from_environment({**TASK, "SLURM_TASKS_PER_NODE": "two", "SLURM_STEP_TASKS_PER_NODE": "two"})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"SLURM_NODEID": "2"}, "SLURM_NODEID=2 of SLURM_STEP_TASKS_PER_NODE=3,1"),
+        ({"SLURM_PROCID": "-1"}, "SLURM_PROCID=-1"),
+        ({"SLURM_CPUS_PER_TASK": "all"}, "SLURM_CPUS_PER_TASK=all"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT="),
+    ],
+)
+def test_what_slurm_never_sets_is_a_sentence(change: dict[str, str], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Place.from_environment({**TASK, **change})
+    assert str(caught.value) == (
+        f"Slurm's or submitit's variables cannot be read ({said}); "
+        "start the ranks with srun, torchrun or world_size"
+    )
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"])
+def test_what_torchrun_never_sets_is_a_sentence(name: str) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    environment = {**dict.fromkeys(names, "1"), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    with pytest.raises(InputError) as caught:
+        Place.from_environment({**environment, name: "x"})
+    assert str(caught.value) == (
+        f"torchrun's variables cannot be read ({name}=x); start the ranks with srun, torchrun or world_size"
+    )
 
 
 def test_without_the_plug_in_a_sentence_says_how_to_get_it() -> None:

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from tests.planted import HEALTHY, PLANTED, Case, Plant
-from tests.planted_matrix import CASES, Outcome, run_case
+from tests.planted_matrix import CASES, Outcome, report, run_case
 from tests.spanning import SPANNING
 from tests.system import need_two_hosts
 
@@ -59,6 +59,14 @@ def test_a_cause_in_a_healthy_run_is_right_where_its_change_helps() -> None:
     assert _outcome(case, "idle_bubble", 1.0).wrong
     assert _outcome(case, "idle_bubble", 1.0, after_s=0.97).wrong
     assert not _outcome(case, "idle_bubble", 1.0, after_s=0.9).wrong
+
+
+def test_a_saved_table_names_the_runs_that_failed() -> None:
+    right = _outcome(HEALTHY[0], "none", 1.0)
+    assert "All were named right." in report([right], "0")
+    told = report([right], "0", ["ddp, run 1: exit code 1 of train.py\nTraceback"])
+    assert "All were named right." not in told and "Traceback" not in told
+    assert told.endswith("Failed:\n\n- ddp, run 1: exit code 1 of train.py\n")
 
 
 @pytest.mark.parametrize(

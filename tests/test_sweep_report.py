@@ -23,6 +23,7 @@ from trainer.report_cli import main
 from trainer.report_text import NONE
 from trainer.sweep_bars import bytes_figure, split_figure
 from trainer.sweep_figures import bubble_figure, heat_figures, throughput_figure
+from trainer.sweep_html import losses, split_table, unranked, verdicts
 from trainer.sweep_report import print_table, write_sweep_report
 from trainer.sweep_table import read_table
 
@@ -307,3 +308,13 @@ def test_a_real_sweep_s_table_follows_from_its_rows(tmp_path: Path) -> None:
     assert sent["ddp", 1] == sent["pipeline", 1] == 0
     told = words(path)
     assert table["sentences"][0] in told and "could not be made" not in told
+
+
+def test_jobs_without_ranks_or_losses_are_not_none(tmp_path: Path) -> None:
+    write_sweep_file(tmp_path)
+    write_job(tmp_path, 0, "ddp", 2, (0.1, 0.1))
+    write_job(tmp_path, 1, "tensor", 2, state="skipped", reason="it makes no sense")
+    rows = [{**row, "world_size": None} for row in read_table(tmp_path).rows]
+    told = [losses(rows), verdicts(rows, tmp_path), split_table(rows), unranked(rows, tmp_path)]
+    assert not any("None" in markup for markup in told)
+    assert "ddp" in told[0] and "tensor" not in told[0] and "tensor" in told[3]

@@ -23,6 +23,7 @@ from tests.wandb_case import history, inspect, no_account, online, the_run, warn
 from tests.wandb_stub import API_KEY, WandbStub, closed_port
 from trainer import wandb_sink
 from trainer.config import LoggerConfig, ModelConfig, RunConfig
+from trainer.report_page import write_report
 from trainer.secrets import Redactor, redact
 from trainer.sinks import MetricsFile, Sinks, open_sinks, read_metrics
 from trainer.wandb_sink import WandbSink, run_id
@@ -101,6 +102,7 @@ def test_offline_run_holds_every_row(tmp_path: Path, warnings: pytest.LogCapture
     assert warnings.messages == []
 
 
+@pytest.mark.slow
 def test_second_run_in_the_folder_keeps_the_id(tmp_path: Path) -> None:
     train(run_config(tmp_path), steps=2)
     train(run_config(tmp_path), steps=3)
@@ -142,7 +144,7 @@ def test_server_down(
     ]
 
 
-@pytest.mark.parametrize("status", [401, 500])
+@pytest.mark.parametrize("status", [401, pytest.param(500, marks=pytest.mark.slow)])
 def test_server_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture, status: int
 ) -> None:
@@ -155,6 +157,7 @@ def test_server_refuses(
     assert message.startswith("W&B does not answer (") and message.endswith("this run is written offline")
 
 
+@pytest.mark.slow
 def test_server_hangs_and_the_process_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import logging, sys\n"
@@ -177,6 +180,7 @@ def test_server_hangs_and_the_process_ends(tmp_path: Path, monkeypatch: pytest.M
     assert history(the_run(tmp_path)) == expected(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("exit_code", "limit_s"), [(0, TIMEOUT_S + 4.0), (143, 4.0)])
 def test_server_hangs_once_the_run_exists(
     tmp_path: Path,
@@ -295,6 +299,28 @@ def test_nothing_of_the_machine_or_the_code_is_uploaded(
     assert f'"{socket.gethostname()}"' not in bodies
 
 
+def test_a_report_says_neither_host_nor_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("plotly", reason="needs the extra report")
+    folder = tmp_path / "planted-user" / "run"
+    nodes = [{"node": node, "host": f"planted-host-{node}", "ranks": [node]} for node in range(2)]
+    with WandbStub() as stub:
+        online(monkeypatch, stub.url)
+        sinks = open_sinks(run_config(folder, timeout_s=PATIENT_S), {"world_size": 2, "backend": "gloo"})
+        for step in range(4):
+            sinks.write(row(step))
+        curve = {"measured": {"host": "planted-host-0", "backend": "gloo", "world_size": 2}, "curves": []}
+        (folder / "link_curve.json").write_text(json.dumps({"schema": 1, **curve}))
+        sent = [{"rank": rank, "bytes_sent": 8, "bytes_least": 8, "bytes_predicted": 8} for rank in range(2)]
+        summary = {"nodes": nodes, "bytes_by_operation": sent}
+        sinks.close(summary, 0, lambda: {"html": str(write_report(folder))})
+        (page,) = stub.uploaded("media/html/report")
+        bodies = "\n".join(body for _, body in stub.bodies)
+    assert "planted-host-1" in (folder / "summary.json").read_text()
+    assert "Ranks on nodes" in page and "hidden_dim: 128" in page and "backend: gloo" in page
+    for name in ("planted-host", "planted-user", f'"{socket.gethostname()}"'):
+        assert name not in bodies
+
+
 def use_helper(monkeypatch: pytest.MonkeyPatch, script: str) -> list[subprocess.Popen[str]]:
     """Puts a script in the helper's place; the processes that were started."""
     started: list[subprocess.Popen[str]] = []
@@ -312,6 +338,7 @@ def use_helper(monkeypatch: pytest.MonkeyPatch, script: str) -> list[subprocess.
 READY = """sys.stdin.readline(); say('{"ready": "page", "folder": "folder"}')\n"""
 
 
+@pytest.mark.slow
 def test_helper_has_all_the_time_it_needs_to_take_rows_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
 ) -> None:
@@ -340,6 +367,7 @@ def test_what_the_helper_says_is_passed_on(
     ]
 
 
+@pytest.mark.slow
 def test_helper_that_neither_answers_nor_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.sweep_folder import scaling_sweep
 from tests.sweep_table import ROWS, SENTENCE, row, write_sweep
 from tests.wandb_case import history, no_account, online, the_run, warnings
 from tests.wandb_stub import API_KEY, WandbStub, closed_port
@@ -172,6 +174,7 @@ def test_an_offline_summary_syncs_to_the_same_picture(
     assert warnings.messages == []
 
 
+@pytest.mark.slow
 def test_an_offline_job_syncs_to_the_same_picture(tmp_path: Path) -> None:
     mapping: dict[str, Any] = {"logger": {"tags": ["mine"]}, "strategy": {"name": "ddp", "microbatches": 2}}
     label_sweep_job(mapping, Path("/data/2026-11-30/10-00-00-sweep"))
@@ -197,6 +200,7 @@ def test_an_offline_job_syncs_to_the_same_picture(tmp_path: Path) -> None:
     assert summary["steady"]["step_time_s"] == {"median": 0.625, "q1": 0.5, "q3": 0.75}
 
 
+@pytest.mark.slow
 def test_a_server_that_knows_no_tables_still_gets_the_rest(
     sweep: Path, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
 ) -> None:
@@ -249,6 +253,25 @@ def test_no_secret_leaves_with_the_summary(tmp_path: Path, monkeypatch: pytest.M
         assert b"planted-secret-1" not in path.read_bytes()
 
 
+def test_the_page_of_a_sweep_says_neither_host_nor_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = pytest.importorskip("trainer.sweep_report", reason="needs the extra report")
+    sweep = scaling_sweep(tmp_path / "planted-user" / "sweep")
+    for path in sweep.glob("*/summary.json"):
+        nodes = [{"node": 0, "host": "planted-host", "ranks": [0]}]
+        path.write_text(json.dumps({**json.loads(path.read_text()), "nodes": nodes}))
+    report.write_sweep_report(sweep)
+    with WandbStub() as stub:
+        online(monkeypatch, stub.url)
+        log_sweep(sweep, PATIENT)
+        (page,) = stub.uploaded("media/html/report")
+        bodies = "\n".join(body for _, body in stub.bodies)
+    assert "ddp, microbatches=1" in page
+    for name in ("planted-host", "planted-user", f'"{socket.gethostname()}"'):
+        assert name not in bodies
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1}', '{"rows": [{"place": 1}]}'])
 def test_a_damaged_table_costs_a_warning(sweep: Path, warnings: pytest.LogCaptureFixture, text: str) -> None:
     (sweep / "table.json").write_text(text)
@@ -263,6 +286,8 @@ def test_the_logger_is_that_of_the_first_job_with_a_readable_config(sweep: Path)
     for name, text in (("0-a", "{"), ("1-b", whole), ("2-c", "logger: {}")):
         (sweep / name).mkdir()
         (sweep / name / "config.yaml").write_text(text)
+    (sweep / "1-a~1").mkdir()  # what an earlier try left, before the one that is read
+    (sweep / "1-a~1" / "config.yaml").write_text("logger: {project: earlier}")
     assert sweep_logger(sweep) == LoggerConfig(project="p", group="g", tags=("t",))
     assert sweep_logger(sweep / "0-a") is None
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import shlex
 import signal
 import sys
@@ -30,6 +29,7 @@ from trainer.config import RunConfig
 from trainer.errors import InputError, Interrupted, Stopped
 from trainer.job import JobConfig
 from trainer.launch import dismiss, follow, launch
+from trainer.named_code import may_name_code
 from trainer.place import Place
 from trainer.rank import log_file, record, tell
 from trainer.refusals import hide, sentence_of
@@ -44,6 +44,7 @@ from trainer.sweep_plan import (
     MULTIRUN,
     SweepPlan,
     asks_for_sweep,
+    compose,
     hydra_overrides,
     may_be_sweep,
     plan_sweep,
@@ -55,8 +56,6 @@ CONF = str(Path(__file__).resolve().parents[1] / "conf")
 # On import: a process that a remote launcher starts composes a job too.
 register_resolver()
 register_resolvers()
-
-_TARGET = re.compile(r"\+*hydra\.[\w.]*_target_=")
 
 
 class _Leave(BaseException):
@@ -129,6 +128,8 @@ class _App:
                 asks_for_sweep(flags, self._overrides) or may_be_sweep(flags, self._overrides)
             ):
                 plan = plan_sweep(self._job, CONF, flags, begun_at)
+            elif may_name_code(flags, self._overrides):
+                compose(self._job, CONF, flags)
             if plan is not None:
                 self._refuse_secrets()
                 return self._run_sweep(find_folder(plan), flags)
@@ -194,7 +195,7 @@ class _App:
         """Refuse what must not even be composed.
 
         Raises:
-            InputError: a sweep under torchrun, a flag that would unpickle a file, or code named to Hydra.
+            InputError: a sweep under torchrun, or a flag that would unpickle a file.
         """
         flags, unknown = get_args_parser().parse_known_args()
         self._overrides = flags.overrides
@@ -207,12 +208,6 @@ class _App:
             raise InputError(
                 "--experimental-rerun unpickles a file, which can run code from it; give the overrides again"
             )
-        for override in self._overrides:
-            if _TARGET.match(override):
-                key = override.partition("=")[0].lstrip("+")
-                raise InputError(
-                    f"{key} names code to run; choose a plug-in by its name, as in hydra/launcher=slurm"
-                )
         if self._place is not None and asks_for_sweep(flags, self._overrides):
             raise self._sweep_under_torchrun()
         return flags

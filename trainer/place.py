@@ -49,25 +49,26 @@ class Place:
         Raises:
             InputError: a launcher's variable that cannot be read.
         """
-        if all(name in environ for name in TORCHRUN_NAMES):
-            return _of_torchrun(environ)
+        whose = "torchrun's" if all(name in environ for name in TORCHRUN_NAMES) else "Slurm's or submitit's"
         try:
+            if whose == "torchrun's":
+                return _of_torchrun(environ)
             return _of_slurm(environ) or _of_submitit(environ)
         except ValueError as error:
             raise InputError(
-                f"Slurm's or submitit's variables cannot be read ({error}); "
+                f"{whose} variables cannot be read ({error}); "
                 "start the ranks with srun, torchrun or world_size"
             ) from None
 
 
 def _of_torchrun(environ: Mapping[str, str]) -> Place:
-    world_size = int(environ["WORLD_SIZE"])
+    world_size = _count(environ, "WORLD_SIZE")
     return Place(
-        int(environ["RANK"]),
+        _count(environ, "RANK"),
         world_size,
-        int(environ["LOCAL_RANK"]),
-        int(environ.get("LOCAL_WORLD_SIZE", world_size)),
-        int(environ["GROUP_RANK"]) if "GROUP_RANK" in environ else None,
+        _count(environ, "LOCAL_RANK"),
+        _count(environ, "LOCAL_WORLD_SIZE", world_size),
+        _count(environ, "GROUP_RANK") if "GROUP_RANK" in environ else None,
     )
 
 
@@ -83,22 +84,23 @@ def _of_slurm(environ: Mapping[str, str]) -> Place | None:
     per_node = environ["SLURM_STEP_TASKS_PER_NODE"]
     if environ.get("SLURM_TASKS_PER_NODE", per_node) != per_node:
         return None
-    world_size = int(environ["SLURM_STEP_NUM_TASKS"])
+    world_size = _count(environ, "SLURM_STEP_NUM_TASKS")
     if world_size == 1:
         return None
-    node, tasks = int(environ["SLURM_NODEID"]), tasks_per_node(per_node)
-    job, step = int(environ["SLURM_JOB_ID"]), int(environ["SLURM_STEP_ID"])
+    node, tasks = _count(environ, "SLURM_NODEID"), tasks_per_node(per_node)
+    job, step = _count(environ, "SLURM_JOB_ID"), _count(environ, "SLURM_STEP_ID")
     host = LOOPBACK if len(tasks) == 1 else first_host(environ["SLURM_STEP_NODELIST"])
-    cpus = environ.get("SLURM_CPUS_PER_TASK")
+    if node >= len(tasks):
+        raise ValueError(f"SLURM_NODEID={node} of SLURM_STEP_TASKS_PER_NODE={per_node}")
     return Place(
-        int(environ["SLURM_PROCID"]),
+        _count(environ, "SLURM_PROCID"),
         world_size,
-        int(environ["SLURM_LOCALID"]),
+        _count(environ, "SLURM_LOCALID"),
         tasks[node],
         node,
         "submitit" if environ.get("SUBMITIT_EXECUTOR") == "slurm" else "srun",
         _store(environ, host, job, step, f"slurm-{job}.{step}"),
-        None if cpus is None else int(cpus),
+        _count(environ, "SLURM_CPUS_PER_TASK") if "SLURM_CPUS_PER_TASK" in environ else None,
         len(tasks) == 1,
     )
 
@@ -107,12 +109,12 @@ def _of_submitit(environ: Mapping[str, str]) -> Place | None:
     """Of a task of submitit's local mode, whose job is a process of this machine."""
     if environ.get("SUBMITIT_EXECUTOR") != "local" or not all(name in environ for name in LOCAL_NAMES):
         return None
-    job, world_size = int(environ["SUBMITIT_LOCAL_JOB_ID"]), int(environ["SUBMITIT_LOCAL_NTASKS"])
+    job, world_size = _count(environ, "SUBMITIT_LOCAL_JOB_ID"), _count(environ, "SUBMITIT_LOCAL_NTASKS")
     if world_size == 1:
         return None
-    local_rank = int(environ["SUBMITIT_LOCAL_LOCALID"])
+    local_rank = _count(environ, "SUBMITIT_LOCAL_LOCALID")
     store = _store(environ, LOOPBACK, job, 0, f"submitit-{job}")
-    rank = int(environ["SUBMITIT_LOCAL_GLOBALID"])
+    rank = _count(environ, "SUBMITIT_LOCAL_GLOBALID")
     return Place(rank, world_size, local_rank, world_size, 0, "submitit", store, None, True)
 
 
@@ -122,7 +124,21 @@ def _store(environ: Mapping[str, str], host: str, job: int, step: int, name: str
     Tasks of an array have job ids of their own, one after the other: their ports differ.
     """
     port = FIRST_PORT + (PORTS_PER_JOB * job + step % PORTS_PER_JOB) % PORTS
-    return environ.get("MASTER_ADDR", host), int(environ.get("MASTER_PORT", port)), name
+    return environ.get("MASTER_ADDR", host), _count(environ, "MASTER_PORT", port), name
+
+
+def _count(environ: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+    """A variable's whole number, 0 or more; `otherwise` where it is not set.
+
+    Raises:
+        ValueError: something else stands there; names variable and value.
+    """
+    text = environ.get(name)
+    if text is None and otherwise is not None:
+        return otherwise
+    if text is None or not re.fullmatch(r"[0-9]+", text.strip()):
+        raise ValueError(f"{name}={text}")
+    return int(text)
 
 
 def tasks_per_node(text: str) -> list[int]:

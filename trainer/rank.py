@@ -137,6 +137,14 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def node_cores(place: Place | None) -> int:
+    """Cores that all ranks on this rank's node may use together.
+
+    Where the launcher gives each rank cores of its own, this process may be kept to its own.
+    """
+    return cores() if place is None or place.cpus is None else place.cpus * place.local_world_size
+
+
 def threads_per_rank(config: JobConfig, place: Place) -> int:
     """The job's own number, or the rank's own cores, or the machine's over its ranks, at least one."""
     return config.num_threads or place.cpus or max(1, cores() // place.local_world_size)

@@ -119,8 +119,8 @@ class Recorder:
             "bytes_sent": ledger.total_bytes,
             "bytes_sent_between_nodes": as_count(ledger.between_bytes),
             "bytes_framing": self._framing_bytes,
-            "bytes_wire": as_count((old["bytes_wire"] or 0) + total),
-            "bytes_wire_between_nodes": as_count((old["bytes_wire_between_nodes"] or 0) + between),
+            "bytes_wire": _sum(old["bytes_wire"], total),
+            "bytes_wire_between_nodes": _sum(old["bytes_wire_between_nodes"], between),
         }
         return total, between
 
@@ -222,3 +222,8 @@ class Recorder:
         """Wait for the batch under way, and keep it for `receive`."""
         for transfer, _ in self._transfers:
             transfer.wait()
+
+
+def _sum(so_far: int | None, more: float) -> int | None:
+    """None once a part of it is not known."""
+    return None if so_far is None else as_count(so_far + more)

@@ -7,20 +7,22 @@ from typing import Any
 from trainer.report import Run, entries, present
 from trainer.report_text import NONE, Markup, escape, plain, table
 
-HEADINGS = ("node", "host", "ranks", "to the same node (B)", "to other nodes (B)")
+HEADINGS = ("node", "ranks", "to the same node (B)", "to other nodes (B)")
 
 KEYS = ("bytes_sent_within_nodes", "bytes_sent_between_nodes")
 
 
 def nodes_table(run: Run) -> Markup:
-    """A row for each node, bytes being means a step of all its ranks; nothing where no map is on record."""
+    """A row for each node, bytes being means a step of all its ranks; nothing where no map is on record.
+
+    The names of hosts are in summary.json alone: this page goes to W&B.
+    """
     nodes = entries(run.summary.get("nodes"))
     if not nodes:
         return Markup("")
     rows = [
         (
             plain(own.get("node")) if type(own.get("node")) is int else NONE,
-            own.get("host") or NONE,
             ", ".join(map(str, ranks)) or NONE,
             *(_sent(run, ranks, key) for key in KEYS),
         )
@@ -28,13 +30,14 @@ def nodes_table(run: Run) -> Markup:
         for ranks in [_ranks(own)]
     ]
     words = (
-        "Nodes as torchrun or Slurm numbers them. What the ranks of each send in a step, to ranks of the "
-        "same node and of others; a dash: it is not known to whom the backend's own collectives send."
+        "Nodes as torchrun or Slurm numbers them; summary.json has the names of their hosts. What the ranks "
+        "of each send in a step, to ranks of the same node and of others; a dash: it is not known to whom "
+        "the backend's own collectives send."
     )
-    total = ("all", "", "", *(_sent(run, None, key) for key in KEYS))
+    total = ("all", "", *(_sent(run, None, key) for key in KEYS))
     return Markup(
         f'<h3>Ranks on nodes</h3>\n<p class="note">{escape(words)}</p>\n'
-        f"{table(HEADINGS, rows, numbers=(0, 3, 4), total=total)}"
+        f"{table(HEADINGS, rows, numbers=(0, 2, 3), total=total)}"
     )
 
 

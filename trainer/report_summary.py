@@ -84,14 +84,17 @@ def numbers(run: Run) -> Markup:
 
 
 def details(run: Run) -> Markup:
-    """config.yaml and the environment as they stand, folded."""
+    """config.yaml and the environment as they stand, folded; the folder's path and host names left out.
+
+    This page goes to W&B.
+    """
     parts = []
     if run.config_text:
-        parts.append(folded("Configuration (config.yaml)", _text(run.config_text)))
+        parts.append(folded("Configuration (config.yaml)", _text(_without_folder(run))))
     if run.environment:
         parts.append(folded("Environment (summary.json)", _text(_yaml(run.environment))))
     if run.link is not None:
-        measured = {key: value for key, value in run.link.measured.items() if key != "sizes"}
+        measured = {key: value for key, value in run.link.measured.items() if key not in ("sizes", "host")}
         parts.append(folded("Where the link curve was measured", _text(_yaml(measured))))
     if not parts:
         return Markup("<p>Neither is on record.</p>\n")
@@ -105,6 +108,13 @@ def _named(config: dict[str, Any], group: str) -> str:
 
 def _yaml(values: dict[str, Any]) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def _without_folder(run: Run) -> str:
+    """The text itself where it has no run_dir, or cannot be read."""
+    if "run_dir" not in run.config:
+        return run.config_text
+    return _yaml({key: value for key, value in run.config.items() if key != "run_dir"})
 
 
 def _text(text: str) -> Markup:

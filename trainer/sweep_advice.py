@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainer.report import Row
 from trainer.report_text import many, plain
-from trainer.sweep_ranking import NO_ONE_RANK, Problem, overlapping
+from trainer.sweep_ranking import NO_ONE_RANK, Problem, best_plans, overlapping
 from trainer.sweep_rows import PLAN_KEYS, within
 
 LEAST_GAIN = 0.05  # of the samples per second, that more ranks must give to be worth using
@@ -31,7 +31,7 @@ def advice(problem: Problem) -> Advice:
     second than that of the largest one worth using below it, and more than the spread: the interquartile
     ranges do not overlap. The smallest is worth using.
     """
-    best = best_of_sizes(problem)
+    best = {row["world_size"]: row for row in best_plans(problem.ranked)}
     if not best:
         return Advice(_labelled(problem, "no job is complete, so that there is nothing to compare."))
     sizes = sorted(best)
@@ -44,14 +44,6 @@ def advice(problem: Problem) -> Advice:
     clause = _stops(chosen, best[above[0]]) if above else _nothing_above(problem, used)
     sentence = f"Use {many(used, 'rank')} with {plan_text(chosen)}{_speed(chosen, problem)}; {clause}."
     return Advice(_labelled(problem, sentence), tuple(_remarks(problem, chosen)), used, chosen["number"])
-
-
-def best_of_sizes(problem: Problem) -> dict[int, Row]:
-    """world size -> the row of its best plan."""
-    best: dict[int, Row] = {}
-    for row in problem.ranked:
-        best.setdefault(row["world_size"], row)
-    return best
 
 
 def plan_text(row: Row) -> str:

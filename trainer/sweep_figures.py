@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.report import Row
 from trainer.report_look import LINES, MID, legend_above, styled
-from trainer.sweep_advice import best_of_sizes, plan_text
-from trainer.sweep_ranking import Problem
+from trainer.sweep_advice import plan_text
+from trainer.sweep_ranking import Problem, best_plans
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -35,7 +35,7 @@ def throughput_figure(problem: Problem) -> go.Figure | None:
     import plotly.graph_objects as go
 
     rows = problem.ranked
-    sizes = sorted(best_of_sizes(problem))
+    sizes = [row["world_size"] for row in best_plans(problem.ranked)]
     if len(sizes) < 2:
         return None
     figure = go.Figure()
@@ -54,11 +54,7 @@ def throughput_figure(problem: Problem) -> go.Figure | None:
         )
     for strategy in strategies:
         color = color_of(strategy, strategies)
-        best: dict[int, Row] = {}
-        for row in rows:
-            if row["strategy"] == strategy:
-                best.setdefault(row["world_size"], row)
-        line = [best[size] for size in sorted(best)]
+        line = best_plans(row for row in rows if row["strategy"] == strategy)
         beaten = [row for row in rows if row["strategy"] == strategy and row not in line]
         figure.add_trace(_best_plans(strategy, line, color))
         if beaten:

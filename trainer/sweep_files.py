@@ -74,7 +74,7 @@ def read_sweep(folder: Path) -> Sweep:
     jobs = [
         read_job(path.parent)
         for path in sorted(folder.glob(f"*/{JOB_FILE}"))
-        if not _LEFT.fullmatch(path.parent.name)
+        if not is_left_over(path.parent)
     ]
     jobs.sort(key=lambda job: (job.number, job.folder.name))
     return _read(Sweep, folder / SWEEP_FILE, SWEEP_STATES, jobs=tuple(jobs))
@@ -105,6 +105,11 @@ def write_job(job: Job) -> None:
         OSError: the file cannot be written.
     """
     _write(job.folder / JOB_FILE, job)
+
+
+def is_left_over(folder: Path) -> bool:
+    """Whether a folder's name says that an earlier try of a job left it."""
+    return _LEFT.fullmatch(folder.name) is not None
 
 
 def left_over(folder: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from trainer.report import Row
@@ -12,23 +13,22 @@ from trainer.report_text import NONE, Markup, code, escape, plain, seconds, shar
 from trainer.sweep_advice import plan_text
 from trainer.sweep_bars import BYTES, SPLIT
 from trainer.sweep_columns import COLUMNS
+from trainer.sweep_text import cause_text, ratio, why_text
 
 Written = Callable[[float | None], str]
 
 # column, heading, how it is written; those of which no row has a value are left out
 MAIN: tuple[tuple[str, str, Written], ...] = (
     ("samples_per_s", "samples/s", plain),
-    ("speedup", "speed-up", lambda value: ratio(value)),
-    ("efficiency", "efficiency", lambda value: ratio(value)),
+    ("speedup", "speed-up", ratio),
+    ("efficiency", "efficiency", ratio),
     ("bytes_sent", "bytes sent", size),
     ("effective_bandwidth_GBps", "GB/s", plain),
     ("bubble_fraction", "bubble", share),
     ("bubble_expected", "expected", share),
 )
 
-
-def ratio(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
+LOSSES = ("loss", "eval_loss", "eval_accuracy")
 
 
 def number(value: float | None, written: Written) -> Markup:
@@ -36,11 +36,6 @@ def number(value: float | None, written: Written) -> Markup:
     if value is None:
         return escape(NONE)
     return Markup(f'<data value="{value!r}">{escape(written(value))}</data>')
-
-
-def cause_text(row: Row) -> str:
-    """The cause in words; too noisy, where that is why there is none."""
-    return "too noisy" if row["too_noisy"] else str(row["cause"] or NONE).replace("_", " ")
 
 
 def job_link(row: Row, folder: Path, text: str) -> Markup:
@@ -78,11 +73,11 @@ def unranked(rows: Sequence[Row], folder: Path) -> Markup:
             job_link(row, folder, str(row["number"])),
             row["state"],
             job_link(row, folder, plan_text(row)),
-            NONE if row["world_size"] is None else row["world_size"],
+            _ranks(row),
             row["steps"],
             _step_time(row),
             number(row["samples_per_s"], plain),
-            ". ".join(one.rstrip(".") for one in (row["reason"], row["note"]) if one) or NONE,
+            why_text(row) or NONE,
         )
         for row in rows
     ]
@@ -96,7 +91,7 @@ def verdicts(rows: Sequence[Row], folder: Path) -> Markup:
         (
             job_link(row, folder, str(row["number"])),
             plan_text(row),
-            row["world_size"],
+            _ranks(row),
             row["wall"] or NONE,
             cause_text(row),
             number(row["predicted_step_time_s"], seconds),
@@ -121,10 +116,9 @@ def bytes_table(rows: Sequence[Row]) -> Markup:
 
 
 def losses(rows: Sequence[Row]) -> Markup:
-    """Losses of the last step and evaluation; columns that no row has are left out."""
-    keys = [
-        key for key in ("loss", "eval_loss", "eval_accuracy") if any(row[key] is not None for row in rows)
-    ]
+    """Losses of the last step and evaluation; jobs without any, and columns that no row has, are left out."""
+    rows = [row for row in rows if any(row[key] is not None for key in LOSSES)]
+    keys = [key for key in LOSSES if any(row[key] is not None for row in rows)]
     headings = ("job", "plan", "ranks", *(key.replace("_", " ") for key in keys))
     return _numbers(rows, headings, keys, lambda value: NONE if value is None else f"{value:.6g}")
 
@@ -142,12 +136,16 @@ def _numbers(rows: Sequence[Row], headings: Sequence[str], keys: Sequence[str], 
         (
             row["number"],
             plan_text(row),
-            row["world_size"],
+            _ranks(row),
             *(number(row[key], written) for key in keys),
         )
         for row in rows
     ]
     return table(headings, body, numbers=range(2, len(headings)), stacked=True)
+
+
+def _ranks(row: Row) -> Any:
+    return NONE if row["world_size"] is None else row["world_size"]
 
 
 def _step_time(row: Row) -> Markup:

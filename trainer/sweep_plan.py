@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trainer.config import SweepConfig
 from trainer.job import JobConfig
+from trainer.named_code import refuse_named_code
 from trainer.reading import read_section
 from trainer.refusals import hide
 from trainer.secrets import Redactor
@@ -82,11 +83,10 @@ def plan_sweep(
     """The sweep that the command line asks for; None where it turns out to be a single run.
 
     Raises:
-        InputError: a setting of the section sweep that is not right.
+        InputError: a setting of the section sweep that is not right, or code named to Hydra.
         Exception: whatever Hydra raises where it cannot compose.
     """
-    loader = _loader(conf, flags)
-    config = loader.load_configuration(flags.config_name or job.root, flags.overrides, RunMode.MULTIRUN)
+    config, loader = compose(job, conf, flags)
     if not flags.multirun and config.hydra.mode != RunMode.MULTIRUN:
         return None
     before, HydraConfig.instance().cfg = HydraConfig.instance().cfg, None
@@ -117,6 +117,21 @@ def plan_sweep(
         can_resume="sweep" in config,
         runs_here=config.hydra.runtime.choices.get("hydra/launcher") == "basic",
     )
+
+
+def compose(
+    job: type[JobConfig], conf: str, flags: argparse.Namespace
+) -> tuple[DictConfig, ConfigLoaderImpl]:
+    """What the command line composes, Hydra's own section included, and the loader that did.
+
+    Raises:
+        InputError: code named to Hydra.
+        Exception: whatever Hydra raises where it cannot compose.
+    """
+    loader = _loader(conf, flags)
+    config = loader.load_configuration(flags.config_name or job.root, flags.overrides, RunMode.MULTIRUN)
+    refuse_named_code(config)
+    return config, loader
 
 
 def hydra_overrides(plan: SweepPlan) -> list[str]:

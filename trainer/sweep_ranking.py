@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from trainer.report import Row
 from trainer.sweep_rows import PLAN_KEYS, within
 
 NO_ONE_RANK = "the sweep has no complete one-rank job of this problem to compare with"
 MOST_LABEL_KEYS = 3
+
+AnyRow = TypeVar("AnyRow", bound=Mapping[str, Any])
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,18 @@ def _problem(number: int, label: str, jobs: Sequence[tuple[Row, Row]]) -> Proble
     others = sorted((row for row, known in jobs if not known["whole"]), key=lambda row: row["number"])
     cores = [known["cores"] for _, known in jobs if known["whole"] and known["cores"] is not None]
     return Problem(number, label, tuple(ranked), tuple(others), one_rank, min(cores, default=None))
+
+
+def best_plans(rows: Iterable[AnyRow]) -> list[AnyRow]:
+    """Of the ranked rows of each problem and world size the one with the first place, in that order."""
+    best: dict[tuple[int, int], AnyRow] = {}
+    for row in rows:
+        if row["place"] is None:  # not complete, or not whole
+            continue
+        plan = (row["problem"], row["world_size"])
+        if plan not in best or row["place"] < best[plan]["place"]:
+            best[plan] = row
+    return [best[plan] for plan in sorted(best)]
 
 
 def overlapping(row: Row, other: Row) -> bool:

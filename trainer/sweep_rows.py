@@ -138,9 +138,9 @@ def _is_unfinished(sentence: str) -> bool:
 
 
 def _cores(run: Run) -> int | None:
-    """The machine's cores where its ranks are more; None where each has its own, or a GPU."""
+    """The cores that a machine's ranks may use, where they are fewer; None where each has one, or a GPU."""
     environment = run.environment
-    cores, ranks = environment.get("cpu_count"), environment.get("local_world_size")
+    cores, ranks = environment.get("cores"), environment.get("local_world_size")
     if environment.get("device") != "cpu" or type(cores) is not int or type(ranks) is not int:
         return None
     return cores if ranks > cores else None

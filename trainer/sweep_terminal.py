@@ -13,22 +13,19 @@ from trainer.report import Row
 from trainer.report_text import NONE, bandwidth, many, seconds, share, size
 from trainer.sweep_advice import plan_text
 from trainer.sweep_table import SweepTable
+from trainer.sweep_text import cause_text, ratio, why_text
 
 # heading, how a row's cell is written, and the width of a terminal from which on it is shown
 CELLS: tuple[tuple[str, Callable[[Row], str], int], ...] = (
     ("step time", lambda row: seconds(row["step_time_s"]), 0),
     ("quartiles", lambda row: _spread(row), 0),
-    ("speed-up", lambda row: _ratio(row["speedup"]), 0),
-    ("eff.", lambda row: _ratio(row["efficiency"]), 0),
+    ("speed-up", lambda row: ratio(row["speedup"]), 0),
+    ("eff.", lambda row: ratio(row["efficiency"]), 0),
     ("sent", lambda row: size(row["bytes_sent"]), 110),
     ("bandwidth", lambda row: bandwidth(row["effective_bandwidth_GBps"]), 120),
     ("bubble", lambda row: share(row["bubble_fraction"]), 100),
     ("expected", lambda row: share(row["bubble_expected"]), 110),
-    (
-        "cause",
-        lambda row: "too noisy" if row["too_noisy"] else str(row["cause"] or NONE).replace("_", " "),
-        0,
-    ),
+    ("cause", cause_text, 0),
 )
 
 
@@ -38,7 +35,7 @@ def show(table: SweepTable, console: Console) -> None:
         if problem.ranked:
             console.print(_plans(problem.ranked, problem.label, console.width))
     for row in table.others:
-        why = ". ".join(one.rstrip(".") for one in (row["reason"], row["note"]) if one)
+        why = why_text(row)
         text = f"job {row['number']} {row['state']}  {plan_text(row)}"
         if row["world_size"] is not None:
             text += f", {many(row['world_size'], 'rank')}"
@@ -72,10 +69,6 @@ def _has(rows: Sequence[Row], cell: Callable[[Row], str]) -> bool:
 
 def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False)
-
-
-def _ratio(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
 
 
 def _spread(row: Row) -> str:

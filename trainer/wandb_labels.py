@@ -36,7 +36,8 @@ def wandb_config(config: Mapping[str, Any], environment: Mapping[str, Any], kind
 
     `config` is a job's in plain form. `strategy` and `world_size` become the strategy's name and the number
     of ranks that run; the strategy's own section is `strategy_options`. What says nothing about the run is
-    null: a schedule outside pipelines, sizes of a model that is not made from them. The `logger` section
+    null: a schedule outside pipelines, sizes of a model that is not made from them. The folder is left out:
+    its path may hold the user's name. The `logger` section
     gets the job type `kind` and, for training, a name where it has none, and tags for strategy and world
     size before the user's.
     """
@@ -49,7 +50,8 @@ def wandb_config(config: Mapping[str, Any], environment: Mapping[str, Any], kind
     tags = [keys.get("strategy"), None if world_size is None else f"world_size={world_size}"]
     logger["tags"] = list(dict.fromkeys([*filter(None, tags), *(logger.get("tags") or ())]))
     logger["job_type"] = logger.get("job_type") or kind
-    return {**config, **keys, "logger": logger, "environment": environment}
+    sections = {key: value for key, value in config.items() if key != "run_dir"}
+    return {**sections, **keys, "logger": logger, "environment": environment}
 
 
 def _plan_keys(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from trainer.config import LoggerConfig
 from trainer.reading import read_section
 from trainer.secrets import Redactor
 from trainer.sinks import plain, write_atomically
+from trainer.sweep_files import is_left_over
+from trainer.sweep_ranking import best_plans
 from trainer.wandb_labels import group_name
 from trainer.wandb_sink import Series, open_wandb
 
@@ -53,6 +55,8 @@ def log_sweep(folder: Path, logger: LoggerConfig) -> None:
 def sweep_logger(folder: Path) -> LoggerConfig | None:
     """The logger of the sweep's first job that left a config.yaml, for a caller that has none at hand."""
     for path in sorted(folder.glob("*/config.yaml")):
+        if is_left_over(path.parent):
+            continue
         try:
             section = yaml.safe_load(path.read_text(encoding="utf-8"))["logger"]
             return read_section(LoggerConfig, section)
@@ -83,18 +87,6 @@ def _log_sweep(folder: Path, logger: LoggerConfig) -> None:
     media = {"table": TABLE, "rows": str(own / "rows.jsonl")}
     media |= {"html": str(report)} if report.is_file() else {}
     sink.close({"status": "finished", "sweep": sweep_summary(table, sweep), "media": media}, exit_code=0)
-
-
-def best_plans(rows: Iterable[Row]) -> list[Row]:
-    """Of the ranked jobs of each problem and world size the one with most samples a second, in order."""
-    best: dict[tuple[int, int], Row] = {}
-    for row in rows:
-        if row.get("place") is None:  # not complete, or not whole
-            continue
-        plan = (row["problem"], row["world_size"])
-        if plan not in best or row["samples_per_s"] > best[plan]["samples_per_s"]:
-            best[plan] = row
-    return [best[plan] for plan in sorted(best)]
 
 
 def scaling_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:

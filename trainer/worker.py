@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,9 +26,10 @@ from trainer.link import Links, check_link_file, keep, obtain_links
 from trainer.loop import Loop
 from trainer.meter import byte_table, wire_table
 from trainer.nodes import NodeMap, find_peers, spread_over_nodes
+from trainer.place import Place
 from trainer.plan import Plan, make_plan
 from trainer.probe import Probes
-from trainer.rank import cores
+from trainer.rank import node_cores
 from trainer.remedies import Remedies
 from trainer.signals import StopFlag
 from trainer.sinks import Sinks, open_sinks
@@ -164,9 +166,11 @@ class Output:
         nodes: NodeMap,
     ) -> None:
         self.config, self.plan, self.stop, self.links, self.nodes = config, plan, stop, links, nodes
+        usable = node_cores(Place.from_environment(os.environ))
         busy = local_world_size * torch.get_num_threads()
-        self.cpu_is_shared = plan.device_type == "cpu" and busy >= cores()
+        self.cpu_is_shared = plan.device_type == "cpu" and busy >= usable
         environment = {
+            "cores": usable,
             "threads_per_rank": torch.get_num_threads(),
             "world_size": plan.world_size,
             "local_world_size": local_world_size,
