@@ -40,7 +40,7 @@ def test_code_named_on_the_command_line_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("flags", [["-m"], ["--help"], ["--hydra-help"], ["--cfg", "job"]])
+@pytest.mark.parametrize("flags", [["-m"], ["--help"], ["--hydra-help"]])
 def test_it_is_refused_whatever_is_asked(
     run: Run, capfd: pytest.CaptureFixture[str], tmp_path: Path, flags: list[str]
 ) -> None:

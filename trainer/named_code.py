@@ -29,7 +29,9 @@ _DEEPEST = 20
 
 
 def may_name_code(flags: argparse.Namespace, overrides: Sequence[str]) -> bool:
-    """Whether the command line sets keys of Hydra's, or chooses a file that may."""
+    """Whether the command line sets keys of Hydra's or chooses a file that may, and something is to run."""
+    if flags.cfg or flags.info or flags.shell_completion:  # which import nothing that is named
+        return False
     if flags.config_dir or flags.config_name or flags.config_path:
         return True
     keys = [override.partition("=")[0].strip("+~ ") for override in overrides]
