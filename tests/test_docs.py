@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE: Mapping[str, str] = {
     "make": ".ci/run",
     "python -m venv old": "by hand, before a release",
+    "python scripts/startup.py": "tests/test_startup.py; its exit code is that of a bar in time",
 }
 # Pages whose commands need a Slurm, two hosts or a server: the tests that run them.
 PAGES_ELSEWHERE: Mapping[str, str] = {
