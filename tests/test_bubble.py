@@ -17,6 +17,7 @@ from trainer.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, T
 
 SHORTEST_S, STEP_S = 0.02, 0.5  # of a forward, and of a step where that leaves longer ones
 ROWS = 4  # of a microbatch
+TRIES = 3  # four steps of a machine that is busy for a moment are off by more than a bubble may be
 
 
 def sleeping_run(strategy: StrategyConfig, layers: int, steps: int, **options: Any) -> RunConfig:
@@ -48,12 +49,16 @@ def test_a_measured_bubble_is_that_of_the_closed_form(
     strategy = StrategyConfig("pipeline", microbatches=microbatches, schedule=schedule)
     forward_s = max(SHORTEST_S, STEP_S / 2 / (microbatches + stages - 1))
     run = sleeping_run(strategy, stages, 5, per_row_s=forward_s / ROWS)
-    rows = [row for row in ranks[stages].run(train, run)[0]["rows"] if not row["is_warmup"]]
     expected = (stages - 1) / (microbatches + stages - 1)
-    assert rows[0]["bubble_expected"] == pytest.approx(expected)
-    for rank in range(stages):
-        measured = statistics.median(row[f"rank/{rank}/bubble_fraction"] for row in rows)
-        assert measured == pytest.approx(expected, abs=0.02)
+    for _ in range(TRIES):
+        rows = [row for row in ranks[stages].run(train, run)[0]["rows"] if not row["is_warmup"]]
+        assert rows[0]["bubble_expected"] == pytest.approx(expected)
+        measured = [
+            statistics.median(row[f"rank/{rank}/bubble_fraction"] for row in rows) for rank in range(stages)
+        ]
+        if measured == pytest.approx([expected] * stages, abs=0.02):
+            return
+    pytest.fail(f"{measured} on the ranks, {expected} expected")
 
 
 class Slept:
