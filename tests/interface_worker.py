@@ -64,16 +64,19 @@ def main() -> None:
     dataset = load_dataset(run.data, seed=run.seed, hidden_dim=run.model.hidden_dim)
     loop = Loop(plan, world, rank, dataset, NotStopped(), lambda row: None)
     barrier(world.control)
-    before = interface(device)
+    before, wire_before = interface(device), world.wire_bytes_between_nodes()
     barrier(world.control)  # all have read
     loop.run()
     barrier(world.control)
-    after = interface(device)
+    after, wire_after = interface(device), world.wire_bytes_between_nodes()
     barrier(world.control)
+    assert wire_before is not None and wire_after is not None
     found = {
         "nodes": nodes,
         **{name: after[name] - before[name] for name in before},
         **loop.recorder.totals,
+        # Over the interface's time: what is late in the last step belongs to a reading that a run has no more.
+        "bytes_wire_between_nodes": wire_after - wire_before,
     }
     Path(folder, f"{place.rank}.json").write_text(json.dumps(found))
     world.close()
