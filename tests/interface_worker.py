@@ -75,7 +75,7 @@ def main() -> None:
         "nodes": nodes,
         **{name: after[name] - before[name] for name in before},
         **loop.recorder.totals,
-        # Over the interface's time: what is late in the last step belongs to a reading that a run has no more.
+        # Over the interface's time: late bytes of the last step belong to a reading that never comes.
         "bytes_wire_between_nodes": wire_after - wire_before,
     }
     Path(folder, f"{place.rank}.json").write_text(json.dumps(found))

@@ -25,7 +25,10 @@ PAGES_ELSEWHERE: Mapping[str, str] = {
     "cluster.md": "tests/test_slurm.py, tests/test_two_nodes.py",
     "wandb.md": "tests/test_docs_wandb.py",
 }
-SHORT = ("trainer.max_steps=6", "trainer.warmup_steps=1", "logger=none")
+SHORT = (
+    "trainer.max_steps=6", "trainer.warmup_steps=1", "logger=none",
+    "trainer.verdict_budget_s=0.2", "collectives.link_budget_s=0.2",
+)  # fmt: skip
 PAGES = [
     ROOT / "README.md",
     *(p for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in PAGES_ELSEWHERE),
