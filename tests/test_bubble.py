@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from collectives import native
-from collectives.group import World
+from collectives.group import Group, World
 from tests.ranks import RankPools
 from tests.test_metering import config, train
 from trainer.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainerConfig
@@ -75,9 +75,14 @@ class Slept:
 
 
 def overlapping(world: World, run: RunConfig, transfer_s: float) -> list[dict[str, Any]]:
-    """Job: rows of a run whose reductions take `transfer_s` and do nothing."""
+    """Job: rows of a run whose reductions take `transfer_s` from the last rank's arrival and do nothing."""
     saved = native.all_reduce
-    native.all_reduce = lambda *arguments: Slept(transfer_s)  # type: ignore[assignment,return-value]
+
+    def started(group: Group, *arguments: Any) -> Any:
+        native.barrier(group).wait()  # else nothing keeps the ranks together, and their steps drift apart
+        return Slept(transfer_s)
+
+    native.all_reduce = started
     try:
         rows: list[dict[str, Any]] = train(world, run)["rows"]
         return rows
