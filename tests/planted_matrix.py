@@ -102,7 +102,7 @@ class Outcome:
             text += f" the plant takes {self.taken:.1%}"
         if verdict["override"]:
             text += f" by {verdict['override']}"
-        return text + (f" ({self.wrong})" if self.wrong else "")
+        return text + (f" ({self.wrong}: {verdict['sentence']})" if self.wrong else "")
 
 
 def run_case(case: Case, seed: str, folder: Path, *, cure: bool = True) -> Outcome:

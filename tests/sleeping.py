@@ -44,14 +44,22 @@ class Sleeps:
     slow_factor: float = 1.0
 
 
+MOST_LATE_S = 1e-3
+
+
 class SleepingBlock(Block):
-    """Writes zeros, and sleeps as long as a layer, or its shard of the columns, would take."""
+    """Writes zeros, and sleeps as long as a layer, or its shard of the columns, would take.
+
+    A timer is always late, and later where cores are busy. The next sleep is shorter by as much, so that they
+    are right on average, as computing does not get longer by a constant.
+    """
 
     def __init__(self, sleeps: Sleeps, share: float, gradient: Tensor) -> None:
         is_slow = os.environ.get("RANK", "0") == str(sleeps.slow_rank)
         factor = share * (sleeps.slow_factor if is_slow else 1.0)
         self.fixed_s, self.per_row_s = sleeps.fixed_s * factor, sleeps.per_row_s * factor
         self.sleeps, self.gradient = sleeps, gradient
+        self.late_s = 0.0
 
     def forward(self, saved: Saved, context: Context) -> None:
         saved.output.zero_()
@@ -69,7 +77,9 @@ class SleepingBlock(Block):
 
     def _sleep(self, rows: int, ratio: float) -> None:
         if (seconds := (self.fixed_s + self.per_row_s * rows) * ratio) > 0 and rows:
-            time.sleep(seconds)
+            until = time.perf_counter() + seconds - self.late_s
+            time.sleep(max(0.0, until - time.perf_counter()))
+            self.late_s = min(MOST_LATE_S, time.perf_counter() - until)
 
 
 class JointSleepingBlock(SleepingBlock, JointBlock):

@@ -254,8 +254,8 @@ def test_noise_above_the_gain_is_said() -> None:
 def test_other_microbatches_take_what_their_probe_says_and_the_run_makes_of_it() -> None:
     """Two microbatches of 13 operations of 1 ms, probed at 0.5 ms; one of twice the rows is probed at 0.6 ms.
 
-    In the run an operation takes twice its probe, or 0.5 ms more: one microbatch would be 13 operations of
-    1.2 ms, or of 1.1.
+    In the run an operation takes twice its probe: one microbatch would be 13 operations of 1.2 ms. Copying
+    the batch to its buffers is probed at 0.4 ms, and at 0.1 ms to one.
     """
     plan = plan_of(StrategyConfig("single", microbatches=2), size=1)
     keys = {
@@ -269,12 +269,15 @@ def test_other_microbatches_take_what_their_probe_says_and_the_run_makes_of_it()
         ]
         for rows in (8, 16)
     }
-    probes = Probes({2: [dict.fromkeys(keys[8], 0.5 * MS)], 1: [dict.fromkeys(keys[16], 0.6 * MS)]})
+    probes = Probes(
+        {2: [dict.fromkeys(keys[8], 0.5 * MS)], 1: [dict.fromkeys(keys[16], 0.6 * MS)]},
+        loads={(0, 2): 0.4 * MS, (0, 1): 0.1 * MS},
+    )
     history = history_of(plan, stamps(plan, {0: MS}, 0.0))
     verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(), True, probes)).verdict()
     assert verdict.cause == "small_microbatches" and verdict.finding is not None
     assert verdict.finding.override == "strategy.microbatches=1"
-    assert verdict.finding.gain_s == pytest.approx((26 - 13 * 1.1) * MS, rel=1e-6)
+    assert verdict.finding.gain_s == pytest.approx((26 - 13 * 1.2 + 0.3) * MS, rel=1e-6)
 
 
 def test_without_probes_other_microbatches_are_not_judged() -> None:

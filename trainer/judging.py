@@ -43,15 +43,21 @@ def run_probes(plan: Plan, world: World, rank: Rank, budget_s: float) -> Probes:
     if strategies or other_sizes:
         strategies[now] = plan.strategy
     microbatches: dict[str, Any] = {}
+    loads: dict[str, float] = {}
     for count, strategy in strategies.items():
         found = probe(rank, strategy, rows, budget_s / len(strategies))
-        microbatches[str(count)] = None if found is None else [[*key, s] for key, s in found.items()]
+        microbatches[str(count)] = None
+        if found is not None:
+            microbatches[str(count)] = [[*key, s] for key, s in found.computes.items()]
+            loads[str(count)] = found.load_s
     updates: dict[int, float] = {}
     if other_sizes:
         updates = probe_updates(rank, other_sizes | update_sizes, plan.config.optimizer)
-    ranks = gather_json(world, {"microbatches": microbatches, "updates": list(updates.items())})
+    found_here = {"microbatches": microbatches, "loads": loads, "updates": list(updates.items())}
+    ranks = gather_json(world, found_here)
     return Probes(
         {count: [_costs_of(own["microbatches"][str(count)]) for own in ranks] for count in strategies},
+        {(r, int(count)): s for r, own in enumerate(ranks) for count, s in own["loads"].items()},
         {(r, count): seconds for r, own in enumerate(ranks) for count, seconds in own["updates"]},
     )
 

@@ -13,8 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from collectives.ledger import Ledger
 from models.autograd import AutogradBlock
@@ -27,6 +29,7 @@ from trainer.config import OptimizerConfig
 from trainer.costs import ComputeKey, compute_key
 from trainer.executor import Rank
 from trainer.optimizer import FlatOptimizer
+from trainer.program import Filled, Program
 from trainer.spans import COMPUTE, spans_of
 
 PASSES = 3
@@ -38,12 +41,16 @@ MOST_MICROBATCHES = 3  # of one size; the others take as long
 
 @dataclass(frozen=True)
 class Probes:
-    """`microbatches`: by their number, then by rank, None where a rank had no memory for them.
+    """Seconds measured apart from training.
 
-    `updates`: by rank and elements.
+    Args:
+        microbatches: of computing, by their number, then by rank; None where a rank had no memory for them.
+        loads: of copying a batch to the microbatches' buffers, by rank and their number.
+        updates: by rank and elements.
     """
 
     microbatches: Mapping[int, Sequence[Mapping[ComputeKey, float] | None]] = field(default_factory=dict)
+    loads: Mapping[tuple[int, int], float] = field(default_factory=dict)
     updates: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 
@@ -75,8 +82,15 @@ def probe_updates(rank: Rank, sizes: Iterable[int], config: OptimizerConfig) -> 
     return found
 
 
-def probe(rank: Rank, strategy: Strategy, rows: int, budget_s: float) -> dict[ComputeKey, float] | None:
-    """Median seconds of each kind of layer operation under `strategy`; None if that cannot be run here.
+class Probed(NamedTuple):
+    """Median seconds of each kind of layer operation, and of copying a batch to its buffers."""
+
+    computes: dict[ComputeKey, float]
+    load_s: float
+
+
+def probe(rank: Rank, strategy: Strategy, rows: int, budget_s: float) -> Probed | None:
+    """What computing and loading take under `strategy`; None if that cannot be run here.
 
     Stops after `budget_s` seconds, but not within the first pass. Random numbers and the buffers of the
     user's modules are as they were. Whatever goes wrong, the other ranks are not left waiting.
@@ -106,15 +120,14 @@ def _kept(rank: Rank) -> Iterator[None]:
             buffer.copy_(before)
 
 
-def _probe(rank: Rank, strategy: Strategy, rows: int, budget_s: float) -> dict[ComputeKey, float]:
+def _probe(rank: Rank, strategy: Strategy, rows: int, budget_s: float) -> Probed:
     begun, world = time.perf_counter(), rank.world
     schedule = strategy.schedule(rank.model, world.size, world.rank, rows, rank.task)
     arena_bytes = lay_out(schedule, rank.model).total_bytes
     rank.arena = torch.zeros(arena_bytes, dtype=torch.uint8, device=rank.device)
     start, _ = strategy.rows_of(world.size, world.rank, rows)
     program = Binder(rank, schedule, True, start).bind()
-    for target in program.targets:
-        target.buffer.zero_()
+    load_s = _load_s(rank, program)
     found: dict[ComputeKey, list[float]] = defaultdict(list)
     chosen = _chosen(schedule)
     calls = list(zip(spans_of(schedule, rank.norm_crosses), program.calls, strict=True))
@@ -132,7 +145,28 @@ def _probe(rank: Rank, strategy: Strategy, rows: int, budget_s: float) -> dict[C
                 found[compute_key(operation, schedule.rows)].append(last - first)
         if turn and time.perf_counter() - begun > budget_s:
             break
-    return {key: statistics.median(values) for key, values in found.items()}
+    return Probed({key: statistics.median(values) for key, values in found.items()}, load_s)
+
+
+def _load_s(rank: Rank, program: Program) -> float:
+    """Median seconds of loading a batch; its zeros are targets that every loss can take."""
+    inputs, targets = (_zeros(places) for places in (program.inputs, program.targets))
+    times = []
+    for _ in range(PASSES + 1):  # the first touches fresh memory
+        before = rank.stopwatch.now()
+        program.load(inputs, targets)
+        first, last = rank.stopwatch.seconds([before, rank.stopwatch.now()])
+        times.append(last - first)
+    return statistics.median(times[1:])
+
+
+def _zeros(places: Sequence[Filled]) -> Tensor | None:
+    """A batch [rows, numbers of a row] that fits the places."""
+    if not places:
+        return None
+    first, rows = places[0].buffer, max(place.rows.stop for place in places)
+    width = first.numel() // max(1, places[0].rows.stop - places[0].rows.start)
+    return torch.zeros((rows, width), dtype=first.dtype, device=first.device)
 
 
 def _chosen(schedule: Schedule) -> set[int]:

@@ -35,7 +35,9 @@ class Remedies:
 
     def costs(self, change: Change, measured: Measurements) -> Measurements:
         if change.cause in ("idle_bubble", "small_microbatches"):
-            return measured.changed(computes=self._probed(change, measured))
+            return measured.changed(
+                computes=self._probed(change, measured), before=self._loaded(change, measured)
+            )
         if change.cause == "bad_algorithm":
             return self._faster(change, measured)
         if change.cause == "small_messages" and self.cpu_is_shared:
@@ -46,9 +48,9 @@ class Remedies:
         return measured
 
     def _probed(self, change: Change, measured: Measurements) -> dict[tuple[int, ComputeKey], float]:
-        """Costs of other microbatches, corrected by how the run's own differ from their probe.
+        """Costs of other microbatches, as much longer than their probe as the run's own are.
 
-        Being disturbed costs so much a call, or so much a second: the smaller correction of the two.
+        What disturbs computing does so by the second: other ranks, transfers, the host.
         """
         own = self.probes.microbatches.get(microbatches_of(self.plan.strategy))
         new = self.probes.microbatches.get(microbatches_of(change.strategy))
@@ -59,15 +61,20 @@ class Remedies:
             if before is None or after is None:
                 raise UnknownCost(f"rank {rank} has no memory to measure microbatches of this size")
             known = [key for key in before if (rank, key) in measured.computes]
-            in_run = sum(measured.computes[rank, key] for key in known)
             probed = sum(before[key] for key in known)
-            factor = in_run / probed if probed else 1.0
-            excess_s = (in_run - probed) / len(known) if known else 0.0
+            factor = sum(measured.computes[rank, key] for key in known) / probed if probed else 1.0
             for key, seconds in after.items():
-                if (rank, key) not in measured.computes:
-                    corrections_s = (seconds * (factor - 1), excess_s)
-                    computes[rank, key] = max(0.0, seconds + min(corrections_s, key=abs))
+                computes.setdefault((rank, key), seconds * factor)
         return computes
+
+    def _loaded(self, change: Change, measured: Measurements) -> dict[int, tuple[float, float]]:
+        """What comes before the operations, with the copies of a batch to other microbatches' buffers."""
+        loads = self.probes.loads
+        old, new = microbatches_of(self.plan.strategy), microbatches_of(change.strategy)
+        return {
+            rank: (data_s, max(0.0, host_s + loads.get((rank, new), 0.0) - loads.get((rank, old), 0.0)))
+            for rank, (data_s, host_s) in measured.before.items()
+        }
 
     def _faster(self, change: Change, measured: Measurements) -> Measurements:
         """Other algorithms: a call, its start and its transfer together, as their curves are to each other.

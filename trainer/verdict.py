@@ -18,6 +18,7 @@ from strategies.checker import ScheduleError
 from strategies.compute import GradientNorm, LayerOperation, Update
 from strategies.schedule import Schedule
 from strategies.simulator import simulate
+from trainer.contention import ROUNDS, Contention, measured_contention
 from trainer.costs import Measurements, PlanCosts, UnknownCost, measure, step_time_s, typical
 from trainer.evidence import plan_numbers, time_split
 from trainer.history import History
@@ -79,6 +80,7 @@ class Judge:
     timeline: Timeline
     history: History
     remedies: Remedies
+    nodes: Sequence[int] | None = None  # of each rank; all on one where left out
 
     def verdict(self) -> Verdict:
         steps = self.history.steady()
@@ -103,7 +105,8 @@ class Judge:
         begun = time.perf_counter()
         self._step_s(schedules, samples[0])
         replays = LONGEST_S / (time.perf_counter() - begun)
-        samples = samples[: max(1, int(replays / (len(changes(self.plan)) + 3)))]
+        crowded = ROUNDS if self.plan.is_pipeline else 0  # a partition is replayed as often
+        samples = samples[: max(1, int(replays / (len(changes(self.plan)) + 3 + 2 * crowded)))]
         base_s = [self._step_s(schedules, own) for own in samples]
         found, missing = self._findings(schedules, samples, base_s, middle)
         worth = [finding for finding in found if finding.gain_s >= LEAST_SHARE * middle]
@@ -162,6 +165,12 @@ class Judge:
                     multiplied += seconds
         return moved > multiplied
 
+    def _contention(self, schedules: Sequence[Schedule]) -> Contention:
+        nodes = self.nodes if self.nodes is not None else [0] * self.plan.world_size
+        return measured_contention(
+            self.timeline, schedules, typical(self.timeline, self.history.steady()), nodes
+        )
+
     # What if
 
     def _step_s(self, schedules: Sequence[Schedule], costs: Measurements) -> float:
@@ -187,10 +196,14 @@ class Judge:
                 best[cause] = finding
 
         rows, remedies = self.plan.batch_rows[0], self.remedies
+        contention = self._contention(schedules)
         for change in [*changes(self.plan), *remedies.partitions(schedules, samples)]:
             try:
                 changed = change.schedules(self.plan, rows)
-                times = [self._step_s(changed, remedies.costs(change, own)) for own in samples]
+                if change.cause == "uneven_shards":
+                    times = [contention.step_s(schedules, changed, own, pipeline=True) for own in samples]
+                else:
+                    times = [self._step_s(changed, remedies.costs(change, own)) for own in samples]
             except (UnknownCost, ScheduleError, ValueError) as error:
                 missing.append(f"{change.override}: {error}")
                 continue

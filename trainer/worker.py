@@ -248,7 +248,7 @@ class Output:
                 write_trace(loop.timeline(last[0].recorded.rows), last, folder, clocks.error_s)
             timeline = loop.timeline(self.plan.batch_rows[0])
             remedies = Remedies(self.plan, self.links, self.cpu_is_shared, ended.probes)
-            judge = Judge(self.plan, timeline, loop.history, remedies)
+            judge = Judge(self.plan, timeline, loop.history, remedies, loop.world.nodes)
             return write_verdict(judge.verdict(), folder)
         except Exception as error:
             _log.warning("there is no verdict (%s: %s)", type(error).__name__, error, exc_info=True)
