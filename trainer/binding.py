@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from collectives import algorithms as by_hand
-from collectives import native
+from collectives import direct, native
 from collectives.group import Group
 from collectives.nodes import sent_by_place
 from collectives.traffic import bytes_least, bytes_received, bytes_sent, traffic
@@ -250,7 +249,7 @@ class Binder:
         whole = self.tensor(op.value)
         blocks = _blocks(whole, op.sizes)
         if self.task.algorithms.all_gather == "direct":
-            transfer: Transfer = by_hand.DirectAllGather(group, blocks)
+            transfer: Transfer = direct.DirectAllGather(group, blocks)
         else:
             launch = partial(native.all_gather, group, whole.view(-1), blocks[group.index])
             transfer = self._native(op, group, launch, whole, shards)
@@ -264,7 +263,7 @@ class Binder:
         own = blocks[group.index]
         if self.task.algorithms.reduce_scatter == "direct":
             received = scratch.view(group.size - 1, own.numel())
-            transfer: Transfer = by_hand.DirectReduceScatter(group, blocks, own, received)
+            transfer: Transfer = direct.DirectReduceScatter(group, blocks, own, received)
         else:
             result = scratch[0].view(-1)
             launch = partial(native.reduce_scatter, group, result, partial_sums.view(-1), "sum")
@@ -274,12 +273,12 @@ class Binder:
 
     def _send(self, op: comm.Send) -> Call:
         group = self.rank.channel(op.peer > self.rank.world.rank)
-        transfer = by_hand.Send(group, self.tensor(op.value), group.place(op.peer))
+        transfer = direct.Send(group, self.tensor(op.value), group.place(op.peer))
         return self._started(op, transfer, group, op.numel)
 
     def _recv(self, op: comm.Recv) -> Call:
         group = self.rank.channel(op.peer < self.rank.world.rank)
-        transfer = by_hand.Recv(group, self.tensor(op.value), group.place(op.peer))
+        transfer = direct.Recv(group, self.tensor(op.value), group.place(op.peer))
         return self._started(op, transfer, group, op.numel)
 
 
