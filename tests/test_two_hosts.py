@@ -27,7 +27,7 @@ from trainer import link_share_cli, two_hosts_cli
 from trainer.config import DataConfig
 from trainer.data import load_dataset
 from trainer.link_share import Request, failures, make_report, over_turns, slower_direction_GBps
-from trainer.loader import epoch_order
+from trainer.order import epoch_order
 from trainer.two_hosts import ADDRESSES, Shape, TwoHosts, exit_code, fill_in
 
 ROOT = Path(__file__).parents[1]
