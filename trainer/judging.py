@@ -12,9 +12,9 @@ from strategies.schedule import Schedule
 from trainer.control import gather_json
 from trainer.costs import ComputeKey, elements
 from trainer.executor import Rank
+from trainer.files import write_atomically
 from trainer.plan import Plan
 from trainer.probe import Probes, microbatches_of, probe, probe_updates
-from trainer.sinks import write_atomically
 from trainer.verdict import Verdict
 from trainer.whatif import changes
 
