@@ -17,7 +17,7 @@ import pytest
 from collectives.link import load
 from tests.ranks import RankPools
 from tests.test_config import composed
-from tests.test_loop import train
+from tests.training import train
 from trainer.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
