@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from tests.browser import check_readable, look_at
+from tests.launched import rows_of, run_script
 from tests.recompute_sweep import differences
 from tests.report_run import markup, table_rows, words, write_run
 from tests.sweep_folder import scaling_sweep, write_job, write_sweep_file
 from tests.system import need_program
-from tests.test_runs import run_script
 from trainer.report_cli import main
 from trainer.report_text import NONE
 from trainer.sweep_bars import bytes_figure, split_figure
@@ -63,8 +63,7 @@ def whole_sweep(folder: Path) -> Path:
 
 def recomputed(folder: Path, key: str) -> list[float]:
     """The values of a key in the steps after warm-up, as they stand in the file."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row[key] for row in rows if not row["is_warmup"] and row.get(key) is not None]
+    return [row[key] for row in rows_of(folder) if not row["is_warmup"] and row.get(key) is not None]
 
 
 def page_rows(path: Path) -> dict[str, dict[str, list[float]]]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from collectives.group import World
 from collectives.link_share import OPERATIONS, late_ratio, link_case, link_rate
-from tests.launched import NAMES, Launched
+from tests.launched import NAMES, ROOT, Launched, rows_of, torchrun_on_two_hosts
 from tests.ranks import RankPools
 from tests.system import need_two_hosts
 from tests.truth import Case, OptimizerConfig, reference
@@ -30,7 +30,6 @@ from trainer.link_share import Request, failures, make_report, over_turns, slowe
 from trainer.order import epoch_order
 from trainer.two_hosts import ADDRESSES, Shape, TwoHosts, exit_code, fill_in
 
-ROOT = Path(__file__).parents[1]
 SCRIPT = str(ROOT / "scripts" / "two_hosts.py")
 
 
@@ -324,18 +323,16 @@ def train_over_the_link(tmp_path: Path) -> Iterator[Any]:
 
     def train(strategy: str) -> tuple[list[float], dict[str, Any]]:
         command = [
-            SCRIPT, "--", sys.executable, "-m", "torch.distributed.run",
-            "--nnodes=2", "--node-rank={rank}", "--nproc-per-node=1",
-            "--master-addr={address}", "--master-port={port}",
-            str(ROOT / "scripts" / "train.py"), f"strategy={strategy}", "data=digits", "trainer.max_steps=3",
-            "trainer.warmup_steps=1", "logger=none", f"hydra.run.dir={tmp_path}/run",
+            SCRIPT, *torchrun_on_two_hosts(), str(ROOT / "scripts" / "train.py"), f"strategy={strategy}",
+            "data=digits", "trainer.max_steps=3", "trainer.warmup_steps=1", "logger=none",
+            f"hydra.run.dir={tmp_path}/run",
         ]  # fmt: skip
         started.append(Launched(tmp_path, *command))
         code, output = started[-1].result(200)
         assert code == 0, output
         assert namespaces(started[-1].process.pid) == []
-        rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-        return [row["loss"] for row in rows], json.loads((tmp_path / "run" / "summary.json").read_text())
+        losses = [row["loss"] for row in rows_of(tmp_path / "run")]
+        return losses, json.loads((tmp_path / "run" / "summary.json").read_text())
 
     yield train
     for one in started:
