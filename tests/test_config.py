@@ -13,33 +13,19 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from scripts import reference_config
+from tests.composing import CONF, composed
 from trainer.config import InputError, RunConfig, StrategyConfig
 from trainer.errors import shown
-from trainer.resolvers import register_resolvers
 from trainer.validate import check_world
 
-CONF = Path(__file__).parents[1] / "conf"
 OPTIONS = [
     f"{file.parent.name}={file.stem}"
     for file in sorted(CONF.glob("*/*.yaml"))
     if file.parent.name not in ("hydra", "bench")  # the bench has tests of its own
 ]
-
-
-register_resolvers()
-
-
-@functools.cache
-def composed(*overrides: str) -> dict[str, Any]:
-    with initialize_config_module("conf", version_base="1.3"):
-        mapping = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
-    assert isinstance(mapping, dict)
-    return {str(key): value for key, value in mapping.items()}
 
 
 def config(**sections: Any) -> RunConfig:

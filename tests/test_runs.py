@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from collectives.link import load
+from tests.composing import composed
 from tests.launched import ROOT, rows_of, run_script
 from tests.ranks import RankPools
-from tests.test_config import composed
 from tests.training import train
 from trainer.config import RunConfig
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.cluster_doc import PATH, command, commands
+from tests.digits import DIGITS
 from tests.interface_worker import STEPS
 from tests.launched import ROOT, rows_of, run_launched, torchrun_on_two_hosts
 from tests.system import need_two_hosts
-from tests.test_two_hosts import DIGITS
 from tests.truth import reference
 
 SCRIPT = str(ROOT / "scripts" / "two_hosts.py")
