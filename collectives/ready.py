@@ -1,7 +1,7 @@
 """By-hand calls of a kind that was checked before: nothing is made but the messages.
 
 A message of 1 MiB takes a few hundred microseconds, of which checks and lists would be a quarter. Blocks are
-equal, and of at most one piece; what is larger goes through `collectives.algorithms`.
+equal, and of at most one piece; what is larger goes through `collectives.direct`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from collectives.algorithms import COMBINE
 from collectives.group import Group
+from collectives.messages import COMBINE
 from collectives.native import Starter
 from collectives.traffic import PIECE_BYTES
 from collectives.transfer import COLLECTIVE_TAG, peers_of

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from collectives import algorithms as by_hand
 from collectives import calls, native
 from collectives.checks import (
     check_apart,
@@ -20,6 +19,8 @@ from collectives.checks import (
     place_of,
 )
 from collectives.choice import choose
+from collectives.direct import DirectGather, DirectScatter, Recv, Send
+from collectives.fan import FanBroadcast, FanReduce
 from collectives.group import Group
 from collectives.traffic import fan_scratch
 from collectives.transfer import USER_TAG, Native, Nothing, Transfer
@@ -54,7 +55,7 @@ def broadcast(
     if calls.is_nothing(group, memory.numel()):
         return calls.begin(Nothing(name), "broadcast", group, result, asynchronous, back)
     if name == "fan":
-        transfer: Transfer = by_hand.FanBroadcast(group, memory, place)
+        transfer: Transfer = FanBroadcast(group, memory, place)
     else:
         transfer = Native(name, lambda: native.broadcast(group, memory, place))
         if key is not None:
@@ -98,7 +99,7 @@ def reduce(
             above_root = (group.index - place) % group.size
             elements = fan_scratch(numel, source.element_size(), group.size, above_root)
         transfer = calls.borrow(
-            lambda scratch: by_hand.FanReduce(group, source, place, memory, scratch, op),
+            lambda scratch: FanReduce(group, source, place, memory, scratch, op),
             group,
             (elements,),
             source,
@@ -167,7 +168,7 @@ def scatter(
             calls.copy(memory, blocks[place])
         return calls.begin(Nothing(name), "scatter", group, output, asynchronous, back)
     if name == "direct":
-        transfer: Transfer = by_hand.DirectScatter(group, blocks, place, memory)
+        transfer: Transfer = DirectScatter(group, blocks, place, memory)
     else:
         transfer = Native(name, lambda: native.scatter(group, blocks, memory, place))
         if key is not None:
@@ -211,7 +212,7 @@ def gather(
             calls.copy(blocks[place], own)
         return calls.begin(Nothing(name), "gather", group, result, asynchronous, back)
     if name == "direct":
-        transfer: Transfer = by_hand.DirectGather(group, own, blocks, place)
+        transfer: Transfer = DirectGather(group, own, blocks, place)
     else:
         transfer = Native(name, lambda: native.gather(group, own, blocks, place))
     return calls.begin(transfer, "gather", group, result, asynchronous, back)
@@ -230,7 +231,7 @@ def send(tensor: Tensor, group: Group, peer: int, *, asynchronous: bool = False)
     place = other_place(group, peer)
     if key is not None:
         calls.remember(group, key, "send", "direct", lambda: native.ready_send(group, place, USER_TAG))
-    transfer = by_hand.Send(group, calls.flat(tensor.detach()), place)
+    transfer = Send(group, calls.flat(tensor.detach()), place)
     return calls.begin(transfer, "send", group, tensor, asynchronous)
 
 
@@ -245,4 +246,4 @@ def recv(tensor: Tensor, group: Group, peer: int, *, asynchronous: bool = False)
     if key is not None:
         calls.remember(group, key, "recv", "direct", lambda: native.ready_recv(group, place, USER_TAG))
     memory, back = calls.landing(tensor.detach())
-    return calls.begin(by_hand.Recv(group, memory, place), "recv", group, tensor, asynchronous, back)
+    return calls.begin(Recv(group, memory, place), "recv", group, tensor, asynchronous, back)

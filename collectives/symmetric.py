@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from collectives import algorithms as by_hand
 from collectives import calls, native, ready
 from collectives.checks import (
     check_apart,
@@ -20,6 +19,7 @@ from collectives.checks import (
     output_like,
 )
 from collectives.choice import choose
+from collectives.direct import DirectAllGather, DirectAllToAll, DirectReduceScatter
 from collectives.group import Group
 from collectives.transfer import Native, Nothing, Transfer
 
@@ -89,7 +89,7 @@ def all_gather(
         calls.copy(blocks[group.index], own)
         return calls.begin(Nothing(name), "all_gather", group, output, asynchronous, back)
     if name == "direct":
-        transfer: Transfer = by_hand.DirectAllGather(group, blocks, own)
+        transfer: Transfer = DirectAllGather(group, blocks, own)
         if key is not None:
             calls.remember(group, key, "all_gather", name, lambda: ready.ready_all_gather(group, numels[0]))
     elif calls.uneven(numels):
@@ -145,7 +145,7 @@ def reduce_scatter(
     if name == "direct":
         shape = (group.size - 1, numels[group.index])
         transfer = calls.borrow(
-            lambda scratch: by_hand.DirectReduceScatter(group, blocks, memory, scratch, op),
+            lambda scratch: DirectReduceScatter(group, blocks, memory, scratch, op),
             group,
             shape,
             whole,
@@ -215,7 +215,7 @@ def all_to_all(
         calls.copy(targets[group.index], sources[group.index])
         return calls.begin(Nothing(name), "all_to_all", group, output, asynchronous, back)
     if name == "direct":
-        transfer: Transfer = by_hand.DirectAllToAll(group, sources, targets)
+        transfer: Transfer = DirectAllToAll(group, sources, targets)
     elif sizes is not None:
         transfer = Native(name, lambda: native.all_to_all(group, memory, whole, received, sent))
     else:

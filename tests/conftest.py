@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launched import NAMES
 from tests.ranks import RankPools
 from trainer import cli, elastic
 from trainer.errors import Interrupted
@@ -39,7 +40,7 @@ def run_here(config: JobConfig, world_size: int, worker: str) -> int:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
     """`run(*arguments, worker=...)`: the command line and its one rank in this process, in a new folder."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # so that it is restored
     monkeypatch.setattr(elastic, "run_elastic", run_here)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+ROOT = Path(__file__).parents[1]
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -61,6 +64,35 @@ class Launched:
             if _alive(pid):
                 os.kill(pid, signal.SIGKILL)
         self.process.communicate()
+
+
+def run_launched(folder: Path, *command: str, timeout_s: float = 100, **environment: str) -> tuple[int, str]:
+    """Exit code and output of a launcher, of which nothing is left then, however it ended."""
+    started = Launched(folder, *command, **environment)
+    try:
+        return started.result(timeout_s)
+    finally:
+        started.clean_up()
+
+
+def run_script(*arguments: str, launcher: tuple[str, ...] = (), timeout_s: float = 100) -> tuple[int, str]:
+    """Exit code and output of scripts/train.py; torchrun's own notices are in the output."""
+    command = (*launcher, "scripts/train.py", "logger=none", *arguments)
+    return run_launched(ROOT, *command, timeout_s=timeout_s)
+
+
+def torchrun_on_two_hosts(per_node: int = 1) -> tuple[str, ...]:
+    """The arguments of scripts/two_hosts.py with which torchrun starts what follows on both hosts."""
+    return (
+        "--", sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--node-rank={rank}",
+        f"--nproc-per-node={per_node}", "--master-addr={address}", "--master-port={port}",
+    )  # fmt: skip
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run; one that is being written is left out."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _alive(pid: int) -> bool:

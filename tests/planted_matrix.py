@@ -12,7 +12,6 @@ import itertools
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,14 +21,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.launched import Launched
+from tests.launched import ROOT, Launched, torchrun_on_two_hosts
 from tests.planted import HEALTHY, PLANTED, Case, Plant
 from tests.spanning import SPANNING
 
 CASES = {case.name: case for case in (*PLANTED, *SPANNING, *HEALTHY)}
 NAMED_FROM, NONE_BELOW = 0.10, 0.02  # shares of the step; between them both are right, another cause never
 WORTH_NAMING = 0.05
-ROOT = Path(__file__).parents[1]
 TRAIN, TWO_HOSTS = (str(ROOT / "scripts" / name) for name in ("train.py", "two_hosts.py"))
 LIMIT_S = 200.0  # of one run: sleeping layers take seconds, but the machine may be busy
 ENDING_S = 40.0
@@ -156,11 +154,7 @@ def train(plant: Plant, overrides: Sequence[str], folder: Path) -> dict[str, Any
     arguments = [*merged(overrides), "logger=none", f"hydra.run.dir={folder}"]
     command = [TRAIN, *arguments, f"world_size={plant.world_size}"]
     if plant.two_hosts:
-        command = [
-            TWO_HOSTS, "--", sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
-            "--node-rank={rank}", "--nproc-per-node=1", "--master-addr={address}", "--master-port={port}",
-            TRAIN, *arguments,
-        ]  # fmt: skip
+        command = [TWO_HOSTS, *torchrun_on_two_hosts(), TRAIN, *arguments]
     started = Launched(folder.parent, *command, PYTHONPATH=str(ROOT))
     try:
         code, output = started.result(LIMIT_S)

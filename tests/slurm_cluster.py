@@ -20,9 +20,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from trainer.errors import InputError
+from trainer.temporary import Temporary
 
 NODES = ("splitmeter0", "splitmeter1")
 CPUS_PER_NODE = 8
@@ -60,7 +60,7 @@ PartitionName=test Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-class SlurmCluster:
+class SlurmCluster(Temporary):
     """The cluster, for the time of a `with` block; jobs that still run in it then are ended.
 
     Raises:
@@ -76,26 +76,14 @@ class SlurmCluster:
         """What a command needs to speak to this cluster."""
         return {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
-    def __enter__(self) -> SlurmCluster:
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def run(self, command: Sequence[str], **settings: object) -> subprocess.CompletedProcess[str]:
         """`command` to its end, with what it printed; `settings` as for subprocess.run."""
         given = {"capture_output": True, "text": True, "check": False, **settings}
         given["env"] = {**os.environ, **self.environment, **given.pop("env", {})}  # type: ignore[dict-item]
         return subprocess.run(command, **given)  # type: ignore[call-overload,no-any-return]
 
-    def _start(self) -> None:
+    def make(self) -> None:
+        """Start the daemons, and wait until both nodes are idle."""
         if not sys.platform.startswith("linux") or os.geteuid() != 0:
             raise InputError("Slurm's daemons are started as root on Linux; run there")
         for program, package in PROGRAMS.items():

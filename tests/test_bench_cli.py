@@ -17,16 +17,15 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
 from collectives import subject
 from collectives.subject import Case
 from collectives.traffic import ALGORITHMS, ITEMSIZE
+from tests import composing
 from tests.bench_rows import measured
 from tests.launched import NAMES, Launched
 from tests.ranks import RankPools
-from tests.test_wandb import the_run
+from tests.wandb_case import the_run
 from trainer import bench_cases, bench_config, bench_output, bench_worker, cli, launch
 from trainer.bench_cases import cases
 from trainer.bench_config import BenchRun, BenchSection
@@ -41,13 +40,7 @@ ROOT = Path(__file__).parents[1]
 BENCH = str(ROOT / "scripts" / "bench.py")
 OPTIONS = sorted(file.stem for file in (ROOT / "conf" / "bench").glob("*.yaml"))
 
-
-@functools.cache
-def composed(*overrides: str) -> dict[str, Any]:
-    with initialize_config_module("conf", version_base="1.3"):
-        mapping = OmegaConf.to_container(compose("bench", list(overrides)), resolve=True)
-    assert isinstance(mapping, dict)
-    return {str(key): value for key, value in mapping.items()}
+composed = functools.partial(composing.composed, root="bench")
 
 
 def config(folder: Path | str = "/nowhere", **sections: Any) -> BenchRun:

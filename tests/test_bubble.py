@@ -12,7 +12,7 @@ import pytest
 from collectives import native
 from collectives.group import Group, World
 from tests.ranks import RankPools
-from tests.test_metering import config, train
+from tests.training import config, train
 from trainer.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainerConfig
 
 SHORTEST_S, STEP_S = 0.02, 0.5  # of a forward, and of a step where that leaves longer ones

@@ -55,6 +55,10 @@ WRONG: list[tuple[list[str], str]] = [
     (["+seed=1"], "seed is a key already; leave out the + before it"),
     (["trainer.max_steps=???"], "trainer.max_steps=??? must be given a value"),
     (["trainer.max_steps=${nope}"], "trainer.max_steps: Interpolation key 'nope' not found"),
+    (
+        ["experiment=weak_scaling", "world_size=null"],
+        "data.batch_size=${times:256,null} multiplies whole numbers, and null is none; set what it refers to",
+    ),
     (["hydra.run.dir=${nope}"], "hydra.run.dir: Interpolation key 'nope' not found"),
     (
         ["logger=null"],

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from collectives.link import Curve, LinkCurve, Point
-from tests.test_config import CONF, composed
+from tests.composing import CONF, composed
 from trainer.config import ClusterConfig, InputError, RunConfig, Tier
 from trainer.machine import ladder_with_network, measure_machine
 

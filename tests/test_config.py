@@ -13,33 +13,20 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from scripts import reference_config
+from tests.composing import CONF, composed
 from trainer.config import InputError, RunConfig, StrategyConfig
 from trainer.errors import shown
-from trainer.resolvers import register_resolvers
+from trainer.refusals import sentence_of
 from trainer.validate import check_world
 
-CONF = Path(__file__).parents[1] / "conf"
 OPTIONS = [
     f"{file.parent.name}={file.stem}"
     for file in sorted(CONF.glob("*/*.yaml"))
     if file.parent.name not in ("hydra", "bench")  # the bench has tests of its own
 ]
-
-
-register_resolvers()
-
-
-@functools.cache
-def composed(*overrides: str) -> dict[str, Any]:
-    with initialize_config_module("conf", version_base="1.3"):
-        mapping = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
-    assert isinstance(mapping, dict)
-    return {str(key): value for key, value in mapping.items()}
 
 
 def config(**sections: Any) -> RunConfig:
@@ -303,8 +290,17 @@ def test_weak_scaling_gives_each_rank_as_many_rows() -> None:
     for ranks in (1, 2, 8):
         found = composed("experiment=weak_scaling", f"world_size={ranks}")
         assert found["data"]["batch_size"] == 256 * ranks
-    with pytest.raises(InterpolationResolutionError, match="times:256,None multiplies whole numbers"):
-        composed("experiment=weak_scaling", "world_size=null")
+
+
+@pytest.mark.parametrize("given", ["256,null", "a,2", "2,1.5", "true,2"])
+def test_a_product_of_what_is_no_whole_number_is_refused_by_the_key(given: str) -> None:
+    wrong = next(text for text in given.split(",") if text not in ("2", "256"))
+    with pytest.raises(InterpolationResolutionError) as refusal:
+        composed(f"data.batch_size=${{times:{given}}}")
+    assert sentence_of(refusal.value, [], RunConfig) == (
+        f"data.batch_size=${{times:{given}}} multiplies whole numbers, and {wrong} is none; "
+        "set what it refers to"
+    )
 
 
 def test_a_value_under_a_secret_name_is_never_shown() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.launched import NAMES
+
 ROOT = Path(__file__).resolve().parents[1]
 # Commands that set up or run everything, which is what CI does; or that another test runs, with its name.
 ELSEWHERE: Mapping[str, str] = {
@@ -33,7 +35,6 @@ PAGES = [
     ROOT / "README.md",
     *(p for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in PAGES_ELSEWHERE),
 ]
-LAUNCH_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def commands(page: Path) -> Iterator[str]:
@@ -101,7 +102,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(text: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in LAUNCH_NAMES}
+    environment = {name: value for name, value in os.environ.items() if name not in NAMES}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     return subprocess.run(
         ["bash", "-c", text],

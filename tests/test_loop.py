@@ -13,22 +13,12 @@ import torch
 from torch import nn
 
 from collectives.group import World
+from tests import training
 from tests.ranks import RankPools
-from trainer.config import (
-    DataConfig,
-    LoggerConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    StrategyConfig,
-    TrainerConfig,
-    TrainingStopped,
-)
+from trainer.config import DataConfig, RunConfig, StrategyConfig, TrainerConfig, TrainingStopped
 from trainer.control import FIELDS, Control, Gathered
 from trainer.data import load_dataset
 from trainer.loop import Loop
-from trainer.plan import make_plan
-from trainer.worker import make_rank
 
 STRATEGIES = ("ddp", "tensor", "pipeline")
 
@@ -40,10 +30,6 @@ class Fault:
     kind: str  # nan, drift, signal
     rank: int
     step: int
-
-
-class Asked:
-    requested = 0
 
 
 class FaultyLoop(Loop):
@@ -62,26 +48,16 @@ class FaultyLoop(Loop):
 
 
 def config(strategy: str = "ddp", **changes: Any) -> RunConfig:
-    base = RunConfig(
-        run_dir="/nonexistent",
-        model=ModelConfig(num_layers=4, hidden_dim=24),
-        strategy=StrategyConfig(name=strategy, microbatches=2),
-        data=DataConfig(name="digits", batch_size=100),
-        optimizer=OptimizerConfig("sgd", lr=0.1),
-        trainer=TrainerConfig(max_steps=6, warmup_steps=2),
-        logger=LoggerConfig(name="none"),
-    )
-    return dataclasses.replace(base, **changes)
+    own = {"trainer": TrainerConfig(max_steps=6, warmup_steps=2), **changes}
+    return training.config(StrategyConfig(strategy, microbatches=2), **own)
 
 
 def train(world: World, run: RunConfig, fault: Fault | None = None) -> dict[str, Any]:
     """Job: the loop of one rank; rows of rank 0, and how it ended."""
-    plan = make_plan(run, world.size)
-    rank = make_rank(plan, world)
-    dataset = load_dataset(run.data, seed=run.seed, hidden_dim=run.model.hidden_dim)
     rows: list[dict[str, Any]] = []
-    loop = FaultyLoop(plan, world, rank, dataset, Asked(), rows.append)
+    loop = training.make_loop(world, run, rows.append, kind=FaultyLoop)
     loop.fault = fault
+    rank = loop.rank
     error = None
     try:
         loop.run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from pathlib import Path
@@ -14,50 +13,11 @@ import torch
 
 from collectives.group import World
 from tests.ranks import RankPools
-from trainer.config import (
-    DataConfig,
-    LoggerConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    StrategyConfig,
-    TrainerConfig,
-)
-from trainer.data import load_dataset
+from tests.training import config, make_loop, train
+from trainer.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainerConfig
 from trainer.judging import run_probes
 from trainer.loop import Loop
-from trainer.plan import make_plan
 from trainer.timeline import SPLIT
-from trainer.worker import make_rank
-
-
-class Asked:
-    requested = 0
-
-
-def config(strategy: StrategyConfig, **changes: Any) -> RunConfig:
-    base = RunConfig(
-        run_dir="/nonexistent",
-        model=ModelConfig(num_layers=4, hidden_dim=24),
-        strategy=strategy,
-        data=DataConfig(name="digits", batch_size=100),
-        optimizer=OptimizerConfig("sgd", lr=0.1),
-        trainer=TrainerConfig(max_steps=6, warmup_steps=2, wire_every=3),
-        logger=LoggerConfig(name="none"),
-    )
-    return dataclasses.replace(base, **changes)
-
-
-def train(world: World, run: RunConfig) -> dict[str, Any]:
-    """Job: rows of rank 0, what left each rank, and what the ledger has by operation."""
-    plan = make_plan(run, world.size)
-    rank = make_rank(plan, world)
-    dataset = load_dataset(run.data, seed=run.seed, hidden_dim=run.model.hidden_dim)
-    rows: list[dict[str, Any]] = []
-    loop = Loop(plan, world, rank, dataset, Asked(), rows.append)
-    loop.run()
-    operations = rank.ledger.by_operation()
-    return {"rows": rows, "wire": loop.recorder.totals, "operations": operations}
 
 
 def random_run(generator: np.random.Generator, strategy: str, size: int) -> RunConfig:
@@ -150,16 +110,13 @@ def test_operations_add_up_to_the_headline(ranks: RankPools) -> None:
 
 def judged(world: World, run: RunConfig) -> list[tuple[float, float | None]]:
     """Job: losses of a run in which every `verdict_every` steps all is probed."""
-    plan = make_plan(run, world.size)
     torch.manual_seed(0)
-    rank = make_rank(plan, world)
-    dataset = load_dataset(run.data, seed=run.seed, hidden_dim=run.model.hidden_dim)
     rows: list[dict[str, Any]] = []
 
     def on_verdict(loop: Loop) -> None:
-        run_probes(plan, world, rank, 0.01)
+        run_probes(loop.plan, world, loop.rank, 0.01)
 
-    Loop(plan, world, rank, dataset, Asked(), rows.append, None, on_verdict).run()
+    make_loop(world, run, rows.append, on_verdict).run()
     return [(row["loss"], row["eval_loss"]) for row in rows]
 
 
@@ -191,10 +148,7 @@ def resident_bytes() -> int:
 
 def growth(world: World, run: RunConfig, early: int) -> int:
     """Job: bytes by which this rank has grown between step `early` and the last."""
-    plan = make_plan(run, world.size)
-    rank = make_rank(plan, world)
-    dataset = load_dataset(run.data, seed=run.seed, hidden_dim=run.model.hidden_dim)
-    loop = Loop(plan, world, rank, dataset, Asked(), lambda row: None)
+    loop = make_loop(world, run)
     loader = loop.loader()
     sizes = []
     with torch.no_grad():

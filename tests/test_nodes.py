@@ -14,17 +14,13 @@ import pytest
 from collectives.group import World
 from collectives.nodes import bytes_between, peers_of_connections, sent_by_place
 from tests.ranks import RankPools
-from tests.test_metering import Asked, config
+from tests.training import config, make_loop
 from trainer.config import CollectivesConfig, DataConfig, RunConfig, StrategyConfig, TrainerConfig
-from trainer.data import load_dataset
-from trainer.loop import Loop
-from trainer.nodes import find_peers, node_map, number_nodes
-from trainer.plan import make_plan
+from trainer.nodes import node_map, number_nodes
 from trainer.recorder import Recorder
 from trainer.report import Run
 from trainer.report_nodes import nodes_table
 from trainer.report_text import NONE
-from trainer.worker import make_rank
 
 TWO_AND_TWO = (0, 0, 1, 1)
 
@@ -76,12 +72,8 @@ def train_on(world: World, run: RunConfig, nodes: tuple[int, ...]) -> dict[str, 
     """Job: rows of rank 0, and what the kernel counted of this rank, as if ranks were on these nodes."""
     world.spread(nodes)
     try:
-        plan = make_plan(run, world.size)
-        rank = make_rank(plan, world)
-        find_peers(world)
-        dataset = load_dataset(run.data, seed=run.seed, hidden_dim=run.model.hidden_dim)
         rows: list[dict[str, Any]] = []
-        loop = Loop(plan, world, rank, dataset, Asked(), rows.append)
+        loop = make_loop(world, run, rows.append)
         loop.run()
         return {"rows": rows, "wire": loop.recorder.totals}
     finally:

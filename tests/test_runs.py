@@ -6,22 +6,17 @@ import dataclasses
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from collectives.link import load
+from tests.composing import composed
+from tests.launched import ROOT, rows_of, run_script
 from tests.ranks import RankPools
-from tests.test_config import composed
-from tests.test_loop import train
+from tests.training import train
 from trainer.config import RunConfig
-
-ROOT = Path(__file__).parents[1]
-LAUNCH_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 OPTIONS = sorted(
     f"{path.parent.name}={path.stem}"
@@ -30,29 +25,8 @@ OPTIONS = sorted(
 )
 
 
-def run_script(*arguments: str, launcher: tuple[str, ...] = (), timeout_s: float = 100) -> tuple[int, str]:
-    """Exit code and output of scripts/train.py; torchrun's own notices are in the output."""
-    environment = {name: value for name, value in os.environ.items() if name not in LAUNCH_NAMES}
-    command = [sys.executable, *launcher, "scripts/train.py", "logger=none", *arguments]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    return done.returncode, done.stdout
-
-
 def torchrun(count: int | None) -> tuple[str, ...]:
     return ("-m", "torch.distributed.run", *([f"--nproc-per-node={count}"] if count else []))
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -18,7 +18,7 @@ from strategies.registry import make_strategy
 from strategies.schedule import Schedule
 from strategies.strategy import Options, Task, whole_layers
 from strategies.values import Operation, Value
-from tests.test_checker import random_problem
+from tests.problems import random_problem
 from trainer.dryrun import listing, outline
 
 MIB = 2**20

@@ -26,7 +26,7 @@ from strategies.single import Single
 from strategies.strategy import Options, Strategy, Task, make_schedule, whole_layers, world
 from strategies.tensor import TensorParallel
 from strategies.values import Operation, Value
-from tests.test_checker import random_problem
+from tests.problems import random_problem
 
 
 @dataclass

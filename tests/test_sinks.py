@@ -16,16 +16,10 @@ import pytest
 import yaml
 
 from trainer.config import DataConfig, InputError, LoggerConfig, ModelConfig, RunConfig
+from trainer.environment import git_commit, host_environment
+from trainer.files import MetricsFile, read_metrics, write_atomically
 from trainer.secrets import Redactor
-from trainer.sinks import (
-    MetricsFile,
-    Sinks,
-    git_commit,
-    host_environment,
-    open_sinks,
-    read_metrics,
-    write_atomically,
-)
+from trainer.sinks import Sinks, open_sinks
 from trainer.summary import SteadyState, run_status, summarise
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,12 +7,11 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cluster_doc import PATH, TRAIN, command
-from tests.launched import Launched
+from tests.launched import rows_of, run_launched
 from tests.slurm_cluster import SlurmCluster
 from tests.system import leave_out
 from trainer.errors import InputError
@@ -47,10 +46,6 @@ def on(cluster: SlurmCluster, folder: Path, text: str, **environment: str) -> tu
     return found.returncode, found.stdout + found.stderr
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def check_same_jobs(sweep: Path, other: Path) -> None:
     """The same rows in every job, up to timing."""
     names = sorted(path.parent.name for path in sweep.glob("*/job.json"))
@@ -71,13 +66,10 @@ def check_same_jobs(sweep: Path, other: Path) -> None:
 def local_sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same sweep on this machine, each job with two ranks that it starts itself."""
     folder: Path = tmp_path_factory.mktemp("local")
-    started = Launched(
-        folder, TRAIN, "-m", *SWEEP, *SMALL.split(), "world_size=2", f"hydra.sweep.dir={folder}/sweep"
-    )
-    try:
-        code, output = started.result(400)
-    finally:
-        started.clean_up()
+    code, output = run_launched(
+        folder, TRAIN, "-m", *SWEEP, *SMALL.split(), "world_size=2", f"hydra.sweep.dir={folder}/sweep",
+        timeout_s=400,
+    )  # fmt: skip
     assert code == 0, output
     return folder / "sweep"
 
@@ -150,15 +142,11 @@ def test_what_contradicts_slurm_is_a_sentence(cluster: SlurmCluster, tmp_path: P
 
 def test_what_fails_or_makes_no_sense_in_a_job_of_two_tasks_is_on_record(tmp_path: Path) -> None:
     """One task alone writes job.json; the other is told to leave, or tells the reason."""
-    started = Launched(
+    code, output = run_launched(
         tmp_path, TRAIN, "-m", "hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=2",
         "strategy=single,ddp", "trainer.max_steps=3", *SMALL.split(), "optimizer=sgd", "optimizer.lr=1e30",
-        f"hydra.sweep.dir={tmp_path}/sweep",
+        f"hydra.sweep.dir={tmp_path}/sweep", timeout_s=400,
     )  # fmt: skip
-    try:
-        code, output = started.result(400)
-    finally:
-        started.clean_up()
     assert code == 1, output
     jobs = [json.loads(path.read_text()) for path in sorted((tmp_path / "sweep").glob("*/job.json"))]
     assert [(job["swept"]["strategy"], job["state"], job["exit_code"]) for job in jobs] == [

@@ -18,7 +18,7 @@ from strategies.registry import make_strategy
 from strategies.single import Single
 from strategies.strategy import Options, Strategy, Task
 from strategies.values import Group
-from tests.test_checker import random_problem
+from tests.problems import random_problem
 
 MLP = DeepMLP(6, 3, 4, 5)
 MODULES = AutogradModel([partial(nn.Linear, 4, 4)] * 3, (4,))

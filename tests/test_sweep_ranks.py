@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.launched import Launched
+from tests.launched import ROOT, Launched, rows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).resolve().parent.parent
 QUICK = (
     "data=synthetic data.batch_size=16 data.num_samples=64 data.eval_samples=16 model.num_layers=3 "
     "model.hidden_dim=8 optimizer=sgd logger=none trainer.report=false trainer.verdict_budget_s=0 "
@@ -56,11 +55,6 @@ class Sweeps:
             name: [(row["step"], row["loss"]) for row in rows_of(self.folder / "s" / name)]
             for name in self.jobs
         }
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 @pytest.fixture

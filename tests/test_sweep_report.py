@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 import json
 import re
@@ -13,12 +12,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.browser import check_readable, look_at
+from tests.launched import rows_of, run_script
 from tests.recompute_sweep import differences
 from tests.report_run import markup, table_rows, words, write_run
 from tests.sweep_folder import scaling_sweep, write_job, write_sweep_file
 from tests.system import need_program
-from tests.test_report_browser import FRAME, PROBE, browse, contrast, luminance
-from tests.test_runs import run_script
 from trainer.report_cli import main
 from trainer.report_text import NONE
 from trainer.sweep_bars import bytes_figure, split_figure
@@ -64,8 +63,7 @@ def whole_sweep(folder: Path) -> Path:
 
 def recomputed(folder: Path, key: str) -> list[float]:
     """The values of a key in the steps after warm-up, as they stand in the file."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row[key] for row in rows if not row["is_warmup"] and row.get(key) is not None]
+    return [row[key] for row in rows_of(folder) if not row["is_warmup"] and row.get(key) is not None]
 
 
 def page_rows(path: Path) -> dict[str, dict[str, list[float]]]:
@@ -266,18 +264,10 @@ def test_a_browser_opens_it_without_a_network_and_without_an_error(
     tmp_path: Path, width: int, height: int, dark: bool
 ) -> None:
     need_program("chromium")
-    path = write_sweep_report(whole_sweep(tmp_path))
-    probe = PROBE.replace(".timeline .xtick", ".figure .xtick")
-    path.write_text(path.read_text(encoding="utf-8").replace("</body>", f"{probe}</body>"), encoding="utf-8")
-    frame = path.with_name("frame.html")
-    frame.write_text(FRAME.replace("WIDTH", str(width)).replace("HEIGHT", str(height)))
-    dom, console = browse(frame, max(width, 500), height, dark)
+    found, console = look_at(write_sweep_report(whole_sweep(tmp_path)), width, height, dark, ".figure")
     assert console == []
-    found = json.loads(html.unescape(re.search(r'<p id="found">(.*?)</p>', dom)[1]))  # type: ignore[index]
-    assert found["inner"] == width and found["overflow"] <= 0, "the page scrolls sideways"
+    check_readable(found, width, dark)
     assert found["drawn"] == [True] * 5
-    assert (luminance(found["card"]) < 0.1) == dark
-    assert contrast(found["tick"], found["card"]) >= 4.5 and contrast(found["ink"], found["card"]) >= 4.5
 
 
 @pytest.mark.slow

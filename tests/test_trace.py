@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 import json
 from collections import defaultdict
@@ -16,13 +15,9 @@ import torch
 
 from collectives.group import World
 from tests.ranks import RankPools
-from tests.test_loop import Asked, config
-from trainer.config import RunConfig, StrategyConfig
-from trainer.data import load_dataset
-from trainer.loop import Loop
-from trainer.plan import make_plan
+from tests.training import config, make_loop
+from trainer.config import RunConfig, StrategyConfig, TrainerConfig
 from trainer.trace import write_trace
-from trainer.worker import make_rank
 
 SCHEMA = json.loads((Path(__file__).parent / "trace_event.schema.json").read_text())
 SLACK_US = 0.002  # times are written to the nanosecond
@@ -52,17 +47,11 @@ def overlapping(trace: dict[str, Any]) -> list[tuple[str, str]]:
 
 def traced(world: World, run: RunConfig) -> None:
     """Job: train, and write the trace as a run does at its end."""
-    plan = make_plan(run, world.size)
-    dataset = load_dataset(run.data, seed=run.seed, hidden_dim=run.model.hidden_dim)
-    loop = Loop(plan, world, make_rank(plan, world), dataset, Asked(), ignore)
+    loop = make_loop(world, run)
     loop.run()
     if world.rank == 0:
         last = loop.history.last
         write_trace(loop.timeline(last[0].recorded.rows), last, Path(run.run_dir), 0.0)
-
-
-def ignore(row: dict[str, Any]) -> None:
-    """Rows are not what is looked at."""
 
 
 @pytest.mark.parametrize(
@@ -77,7 +66,8 @@ def ignore(row: dict[str, Any]) -> None:
 def test_a_run_writes_a_trace_of_the_format(
     strategy: StrategyConfig, ranks: RankPools, tmp_path: Path
 ) -> None:
-    ranks[2].run(traced, dataclasses.replace(config("ddp"), run_dir=str(tmp_path), strategy=strategy))
+    trainer = TrainerConfig(max_steps=6, warmup_steps=2)
+    ranks[2].run(traced, config(strategy, run_dir=str(tmp_path), trainer=trainer))
     trace = json.loads((tmp_path / "trace.json").read_text())
     jsonschema.validate(trace, SCHEMA)
     assert overlapping(trace) == []

@@ -12,25 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from collectives.group import World
 from collectives.link_share import OPERATIONS, late_ratio, link_case, link_rate
-from tests.launched import NAMES, Launched
+from tests.digits import DIGITS
+from tests.launched import NAMES, ROOT, Launched, rows_of, torchrun_on_two_hosts
 from tests.ranks import RankPools
 from tests.system import need_two_hosts
-from tests.truth import Case, OptimizerConfig, reference
+from tests.truth import reference
 from trainer import link_share_cli, two_hosts_cli
-from trainer.config import DataConfig
-from trainer.data import load_dataset
 from trainer.link_share import Request, failures, make_report, over_turns, slower_direction_GBps
-from trainer.loader import epoch_order
 from trainer.two_hosts import ADDRESSES, Shape, TwoHosts, exit_code, fill_in
 
-ROOT = Path(__file__).parents[1]
 SCRIPT = str(ROOT / "scripts" / "two_hosts.py")
 
 
@@ -288,34 +282,6 @@ def test_a_signal_tears_all_down(signum: signal.Signals, tmp_path: Path) -> None
 # Over the link
 
 
-class Digits(Case):
-    """What scripts/train.py trains by default, in batches of its data set."""
-
-    def data(self) -> list[tuple[Tensor, Tensor]]:
-        dataset = load_dataset(DataConfig(name="digits"), seed=self.seed, hidden_dim=self.hidden_dim)
-        order = epoch_order(len(dataset.train_inputs), self.seed, 0)
-        batches, start = [], 0
-        for rows in self.batches:
-            chosen = order[start : start + rows]
-            inputs = np.ascontiguousarray(dataset.train_inputs[chosen].reshape(rows, -1))
-            targets = np.ascontiguousarray(dataset.train_targets[chosen])
-            batches.append((torch.from_numpy(inputs).to(self.torch_dtype), torch.from_numpy(targets)))
-            start += rows
-        return batches
-
-
-DIGITS = Digits(
-    inputs=64,
-    outputs=10,
-    num_layers=4,
-    hidden_dim=128,
-    dtype="float32",
-    optimizer=OptimizerConfig("adamw", lr=0.002),
-    batches=(128,) * 3,
-    seed=0,
-)
-
-
 @pytest.fixture
 def train_over_the_link(tmp_path: Path) -> Iterator[Any]:
     """`train(strategy)`: losses by step, and the folder's summary."""
@@ -324,18 +290,16 @@ def train_over_the_link(tmp_path: Path) -> Iterator[Any]:
 
     def train(strategy: str) -> tuple[list[float], dict[str, Any]]:
         command = [
-            SCRIPT, "--", sys.executable, "-m", "torch.distributed.run",
-            "--nnodes=2", "--node-rank={rank}", "--nproc-per-node=1",
-            "--master-addr={address}", "--master-port={port}",
-            str(ROOT / "scripts" / "train.py"), f"strategy={strategy}", "data=digits", "trainer.max_steps=3",
-            "trainer.warmup_steps=1", "logger=none", f"hydra.run.dir={tmp_path}/run",
+            SCRIPT, *torchrun_on_two_hosts(), str(ROOT / "scripts" / "train.py"), f"strategy={strategy}",
+            "data=digits", "trainer.max_steps=3", "trainer.warmup_steps=1", "logger=none",
+            f"hydra.run.dir={tmp_path}/run",
         ]  # fmt: skip
         started.append(Launched(tmp_path, *command))
         code, output = started[-1].result(200)
         assert code == 0, output
         assert namespaces(started[-1].process.pid) == []
-        rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-        return [row["loss"] for row in rows], json.loads((tmp_path / "run" / "summary.json").read_text())
+        losses = [row["loss"] for row in rows_of(tmp_path / "run")]
+        return losses, json.loads((tmp_path / "run" / "summary.json").read_text())
 
     yield train
     for one in started:

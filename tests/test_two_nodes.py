@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster_doc import PATH, command, commands
+from tests.digits import DIGITS
 from tests.interface_worker import STEPS
-from tests.launched import Launched
+from tests.launched import ROOT, rows_of, run_launched, torchrun_on_two_hosts
 from tests.system import need_two_hosts
-from tests.test_two_hosts import DIGITS
 from tests.truth import reference
 
-ROOT = Path(__file__).parents[1]
 SCRIPT = str(ROOT / "scripts" / "two_hosts.py")
 
 # What the interface counts of a packet beside its TCP payload: Ethernet 14, IPv4 20, TCP 20 with 12 of
@@ -45,15 +43,10 @@ def test_bytes_between_nodes_are_those_of_the_interface(
     strategy: str, local_ranks: int, tmp_path: Path
 ) -> None:
     need_two_hosts()
-    started = Launched(
-        ROOT, SCRIPT, "--", sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
-        "--node-rank={rank}", f"--nproc-per-node={local_ranks}", "--master-addr={address}",
-        "--master-port={port}", "-m", "tests.interface_worker", strategy, str(tmp_path), "{device}",
+    code, output = run_launched(
+        ROOT, SCRIPT, *torchrun_on_two_hosts(local_ranks), "-m", "tests.interface_worker", strategy,
+        str(tmp_path), "{device}", timeout_s=250,
     )  # fmt: skip
-    try:
-        code, output = started.result(250)
-    finally:
-        started.clean_up()
     assert code == 0, output
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2 * local_ranks)]
     ranks = [list(range(local_ranks)), list(range(local_ranks, 2 * local_ranks))]
@@ -76,19 +69,15 @@ def compare(ranks: list[dict[str, Any]], expected: int) -> None:
 
 def on_both(tmp_path: Path, text: str) -> None:
     """Run a block of the page on both hosts, with what it asks the user to fill in."""
-    started = Launched(
+    code, output = run_launched(
         tmp_path, SCRIPT, "--", "sh", "-c", f"NODE={{rank}}; ADDRESS={{address}}\n{text}",
-        PATH=PATH + os.environ["PATH"],
+        timeout_s=300, PATH=PATH + os.environ["PATH"],
     )  # fmt: skip
-    try:
-        code, output = started.result(300)
-    finally:
-        started.clean_up()
     assert code == 0, output
 
 
 def check_run(folder: Path, ranks: list[list[int]]) -> None:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(folder)
     assert [row["loss"] for row in rows] == pytest.approx(reference(DIGITS).losses, rel=1e-5)
     assert all(row["bytes_sent_between_nodes"] > 0 for row in rows)
     nodes = json.loads((folder / "summary.json").read_text())["nodes"]

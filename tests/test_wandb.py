@@ -23,9 +23,10 @@ from tests.wandb_case import history, inspect, no_account, online, the_run, warn
 from tests.wandb_stub import API_KEY, WandbStub, closed_port
 from trainer import wandb_sink
 from trainer.config import LoggerConfig, ModelConfig, RunConfig
+from trainer.files import MetricsFile, read_metrics
 from trainer.report_page import write_report
 from trainer.secrets import Redactor, redact
-from trainer.sinks import MetricsFile, Sinks, open_sinks, read_metrics
+from trainer.sinks import Sinks, open_sinks
 from trainer.wandb_sink import WandbSink, run_id
 
 __all__ = ["no_account", "warnings"]  # fixtures

@@ -23,8 +23,9 @@ from trainer.bench_report import BenchTable, make_report, write
 from trainer.bench_rows import Row, flat
 from trainer.comparison_report import processor
 from trainer.config import Tier
+from trainer.files import as_record, write_atomically
 from trainer.refusals import hide
-from trainer.sinks import as_record, open_folder, tell_wandb, write_atomically
+from trainer.sinks import open_folder, tell_wandb
 
 ROWS_FILE = "bench.jsonl"
 PLOT_FILE = "bandwidth.html"

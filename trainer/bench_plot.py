@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.bench_rows import Row, measurements
-from trainer.sinks import write_atomically
+from trainer.files import write_atomically
 
 HEIGHT_PX = 840
 LEGEND_PX = 8  # a line of the legend holds three or four names at 900 pixels

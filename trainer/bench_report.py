@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from trainer.bench_rows import AGAINST_KEYS, CASE_KEYS, MEASURED_KEYS, Row, flat, measurements, totals
-from trainer.sinks import as_record, write_atomically
+from trainer.files import as_record, write_atomically
 
 # heading, unit, width; nccl-tests' columns first, in its order
 _CASE = (("size", "B", 13), ("count", "elements", 12), ("type", "", 8), ("redop", "", 5), ("root", "", 4))

@@ -21,7 +21,7 @@ from trainer.bench_output import BenchOutput
 from trainer.bench_rows import Row, failures, make_row
 from trainer.control import gather_numbers
 from trainer.device import choose_device, rank_device
-from trainer.errors import InputError, Stopped
+from trainer.errors import InputError, Stopped, exit_code_of
 from trainer.link import FILE as LINK_FILE
 from trainer.machine import ladder_with_network, measure_machine
 from trainer.rank import wait_for
@@ -102,8 +102,7 @@ def run_cases(
                 output.write(row)
     except Exception as error:
         if output is not None:
-            code = 2 if isinstance(error, InputError) else 1
-            output.close([str(error)], "failed", code)
+            output.close([str(error)], "failed", exit_code_of(error))
         raise
     if not signum:
         _measure_link(config, world, output)

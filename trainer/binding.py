@@ -1,7 +1,8 @@
 """A schedule bound to one rank's memory and groups: a list of calls with everything resolved.
 
 Views are cut, transfers built and the table from operation to method looked up once, before the
-first step, so that running a step is one loop over ready calls.
+first step, so that running a step is one loop over ready calls. Here is what computes; transfers are bound
+by `trainer.binding_transfers`.
 """
 
 from __future__ import annotations
@@ -12,23 +13,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from collectives import algorithms as by_hand
-from collectives import native
-from collectives.group import Group
-from collectives.nodes import sent_by_place
-from collectives.traffic import bytes_least, bytes_received, bytes_sent, traffic
-from collectives.transfer import Native, Transfer
 from models.block import Context, JointBlock, Saved, torch_dtype
 from models.loss import CrossEntropy, Loss, count_correct, make_loss
-from strategies import communication as comm
 from strategies import compute
 from strategies.memory import ACTIVATION_KINDS, lay_out
 from strategies.schedule import Schedule
 from strategies.values import Layer, Operation, Value
+from trainer.binding_transfers import TransferBinder
 from trainer.program import Call, Filled, Program
 from trainer.spans import spans_of
 
@@ -45,7 +39,6 @@ class Binder:
         self.arena = lay_out(schedule, rank.model)
         self.layers: dict[int, Layer] = {layer.index: layer for layer in schedule.layers}
         self.losses: dict[int, Loss] = {}
-        self.in_flight: dict[Value, Transfer] = {}
         self.program = Program(schedule, clock=rank.stopwatch.now)
         self.saved: dict[tuple[int, int], Saved] = {}
         self.target_of: dict[int, Tensor] = {}
@@ -69,12 +62,7 @@ class Binder:
             compute.Loss: self._loss,
             compute.Score: self._score,
             compute.Update: lambda operation: self.rank.update_of(operation),
-            comm.AllReduce: self._all_reduce,
-            comm.AllGather: self._all_gather,
-            comm.ReduceScatter: self._reduce_scatter,
-            comm.Send: self._send,
-            comm.Recv: self._recv,
-            comm.Wait: lambda operation: self.in_flight.pop(operation.value).wait,
+            **TransferBinder(self.rank, self.program, self.tensor, self.training).table(),
         }
         norm = (self.rank.own_norm, self.rank.share_norm, self.rank.scale_gradients)
         for span in spans_of(self.schedule, self.rank.norm_crosses):
@@ -197,100 +185,6 @@ class Binder:
         if isinstance(loss, CrossEntropy):
             return partial(_whole_score, loss, self.rank.loss_total, self.rank.correct_total)
         return partial(loss.add_to, self.rank.loss_total)
-
-    # Communication
-
-    def _started(
-        self, op: comm.Communication, transfer: Transfer, group: Group, shards: int | list[int]
-    ) -> Call:
-        """Count and stamp the transfer; `shards` as for `traffic`."""
-        ledger = self.rank.ledger if self.training else self.rank.evaluation_ledger
-        n, place = group.size, group.index
-        least = 0 if op.verb == "recv" else bytes_least(op.verb, shards, op.dtype, n, place)
-        own = traffic(op.verb, transfer.algorithm, shards, op.dtype, n, place)
-        received = bytes_received(op.verb, transfer.algorithm, shards, op.dtype, n, place)
-        sent = own.sent_bytes if transfer.sent_bytes is None else transfer.sent_bytes
-        between = self.rank.world.bytes_between_nodes(group, sent, transfer.sent_by_place())
-        transfer.register(ledger, op.identity, op.label, group.name, op.shape, received, least, between)
-        transfer.observer = self.rank.observer if self.training else None
-        self.in_flight[op.value] = transfer
-        self.program.transfers.append(transfer)
-        self.program.bytes_least += least
-        self.program.framing_bytes += own.gloo_framing_bytes
-        return transfer.start
-
-    def _native(
-        self,
-        op: comm.Collective,
-        group: Group,
-        launch: Callable[[], dist.Work | None],
-        output: Tensor,
-        shards: int | list[int],
-    ) -> Native:
-        """The backend's own, with what it sends."""
-        algorithm = getattr(self.task.algorithms, op.verb)
-        sent = bytes_sent(op.verb, algorithm, shards, op.dtype, group.size, group.index)
-        by_place = None
-        if group.backend == "gloo":
-            by_place = sent_by_place(op.verb, algorithm, sent, group.size, group.index)
-        return Native(algorithm, launch, output, sent, by_place)
-
-    def _all_reduce(self, op: comm.AllReduce) -> Call:
-        group = self.rank.world.group(op.group.name, op.group.ranks)
-        if op.value.kind == "weight gradient":
-            tensor = self.rank.gradient_range(op.value, op.numel)
-        else:
-            tensor = self.tensor(op.value)
-        launch = partial(native.all_reduce, group, tensor, op.reduction)
-        return self._started(op, self._native(op, group, launch, tensor, op.numel), group, op.numel)
-
-    def _all_gather(self, op: comm.AllGather) -> Call:
-        group = self.rank.world.group(op.group.name, op.group.ranks)
-        shards = _elements(op.sizes, op.shape)
-        whole = self.tensor(op.value)
-        blocks = _blocks(whole, op.sizes)
-        if self.task.algorithms.all_gather == "direct":
-            transfer: Transfer = by_hand.DirectAllGather(group, blocks)
-        else:
-            launch = partial(native.all_gather, group, whole.view(-1), blocks[group.index])
-            transfer = self._native(op, group, launch, whole, shards)
-        return self._started(op, transfer, group, shards)
-
-    def _reduce_scatter(self, op: comm.ReduceScatter) -> Call:
-        group = self.rank.world.group(op.group.name, op.group.ranks)
-        shards = _elements(op.sizes, op.shape)
-        partial_sums, scratch = self.tensor(op.value), self.tensor(op.scratch)
-        blocks = _blocks(partial_sums, op.sizes)
-        own = blocks[group.index]
-        if self.task.algorithms.reduce_scatter == "direct":
-            received = scratch.view(group.size - 1, own.numel())
-            transfer: Transfer = by_hand.DirectReduceScatter(group, blocks, own, received)
-        else:
-            result = scratch[0].view(-1)
-            launch = partial(native.reduce_scatter, group, result, partial_sums.view(-1), "sum")
-            transfer = self._native(op, group, launch, own, shards)
-            transfer.after(partial(own.copy_, result))
-        return self._started(op, transfer, group, shards)
-
-    def _send(self, op: comm.Send) -> Call:
-        group = self.rank.channel(op.peer > self.rank.world.rank)
-        transfer = by_hand.Send(group, self.tensor(op.value), group.place(op.peer))
-        return self._started(op, transfer, group, op.numel)
-
-    def _recv(self, op: comm.Recv) -> Call:
-        group = self.rank.channel(op.peer < self.rank.world.rank)
-        transfer = by_hand.Recv(group, self.tensor(op.value), group.place(op.peer))
-        return self._started(op, transfer, group, op.numel)
-
-
-def _blocks(whole: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:
-    """Each rank's block of the leading axis, flat."""
-    return [block.view(-1) for block in whole.split(list(sizes))]
-
-
-def _elements(sizes: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
-    """Elements of each rank's block of the leading axis."""
-    return [size * math.prod(shape[1:]) for size in sizes]
 
 
 def _whole_loss(loss: CrossEntropy, total: Tensor) -> None:

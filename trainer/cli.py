@@ -6,7 +6,6 @@ Exit codes: 0 success, 1 failure, 2 wrong input, 130 and 143 for SIGINT and SIGT
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import shlex
 import signal
@@ -26,7 +25,7 @@ from omegaconf import DictConfig
 
 from trainer.composed import plain_config, traceback_of
 from trainer.config import RunConfig
-from trainer.errors import InputError, Interrupted, Stopped
+from trainer.errors import InputError, Interrupted, Stopped, exit_code_of
 from trainer.job import JobConfig
 from trainer.launch import dismiss, follow, launch
 from trainer.named_code import may_name_code
@@ -34,7 +33,7 @@ from trainer.place import Place
 from trainer.rank import log_file, record, tell
 from trainer.refusals import hide, sentence_of
 from trainer.resolvers import register_resolvers
-from trainer.secrets import Redactor, SecretFilter
+from trainer.secrets import Redactor, keep_out_of_logs
 from trainer.signals import ignore_signals, leave, obey_signals, raising_signals
 from trainer.sweep_end import finish_sweep
 from trainer.sweep_files import SWEEP_FILE
@@ -171,7 +170,7 @@ class _App:
             code = call()
         except (InputError, Stopped) as error:
             tell(str(error))
-            code = 2 if isinstance(error, InputError) else 1
+            code = exit_code_of(error)
         except Interrupted as error:
             code = 128 + error.signum
         except KeyboardInterrupt:
@@ -256,8 +255,7 @@ class _App:
                 raise self._sweep_under_torchrun()
             mapping = plain_config(composed, self._overrides, self._job)
             redactor = Redactor(mapping)
-            for handler in logging.getLogger().handlers:
-                handler.addFilter(SecretFilter(mapping))
+            keep_out_of_logs(mapping)
             if mapping.get("sweep", {}).get("resume"):
                 raise InputError("sweep.resume=true is for a sweep; add -m, or leave it out")
             config = self._job.from_mapping(mapping, run_dir)
@@ -265,7 +263,7 @@ class _App:
             self.announced = not config.dry_run
         except (InputError, Stopped) as error:
             tell(str(error), log, redactor)
-            code = 2 if isinstance(error, InputError) else 1
+            code = exit_code_of(error)
         except Exception as error:
             record(redactor.text(traceback_of(error)), log)
             self._error = error

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer.contenders import Request
-from trainer.sinks import host_environment, write_atomically
+from trainer.environment import host_environment
+from trainer.files import write_atomically
 
 Row = dict[str, Any]
 

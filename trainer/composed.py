@@ -13,10 +13,10 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from trainer.errors import InputError
+from trainer.files import write_atomically
 from trainer.job import JobConfig
 from trainer.refusals import hide, sentence_of
 from trainer.secrets import Redactor
-from trainer.sinks import write_atomically
 
 _log = logging.getLogger(__name__)
 

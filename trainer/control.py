@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from collectives.algorithms import DirectAllGather
+from collectives.direct import DirectAllGather
 from collectives.group import World
 
 FIELDS = (

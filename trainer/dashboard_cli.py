@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from trainer.config import LoggerConfig
 from trainer.dashboard_push import NotSent, push
 from trainer.errors import InputError
+from trainer.files import write_atomically
 from trainer.rank import tell
 from trainer.secrets import Redactor
-from trainer.sinks import write_atomically
 from trainer.two_hosts_cli import Parser
 from trainer.wandb_account import base_url, has_key
 

@@ -12,15 +12,8 @@ import numpy as np
 from trainer.arrays import describe_arrays, load_arrays
 from trainer.config import DataConfig, InputError
 from trainer.dataset import Dataset, DataSpec
-from trainer.loader import (
-    Batch,
-    TrainLoader,
-    epoch_order,
-    eval_batches,
-    random_words,
-    require_steps,
-    steps_per_epoch,
-)
+from trainer.loader import Batch, TrainLoader, eval_batches
+from trainer.order import epoch_order, random_words, require_steps, steps_per_epoch
 
 __all__ = [
     "Batch",

@@ -33,6 +33,11 @@ class Interrupted(KeyboardInterrupt):
         self.signum = signum
 
 
+def exit_code_of(error: BaseException) -> int:
+    """2 for wrong input, 1 for any other failure."""
+    return 2 if isinstance(error, InputError) else 1
+
+
 def shown(key: str, value: Any) -> str:
     """`key=value` for a sentence: as typed, cut to a readable length, hidden under a secret-like key."""
     if is_secret_name(key):

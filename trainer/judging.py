@@ -12,11 +12,10 @@ from strategies.schedule import Schedule
 from trainer.control import gather_json
 from trainer.costs import ComputeKey, elements
 from trainer.executor import Rank
+from trainer.files import write_atomically
 from trainer.plan import Plan
 from trainer.probe import Probes, microbatches_of, probe, probe_updates
-from trainer.sinks import write_atomically
 from trainer.verdict import Verdict
-from trainer.whatif import changes
 
 VERDICT_FILE = "verdict.json"
 SCHEMA = 1
@@ -34,7 +33,7 @@ def run_probes(plan: Plan, world: World, rank: Rank, budget_s: float) -> Probes:
     strategies = {}
     update_sizes = _update_sizes(plan.strategy.schedule(plan.model, world.size, world.rank, rows, plan.task))
     other_sizes: set[int] = set()
-    for change in changes(plan):
+    for change in plan.changes:
         if change.cause in ("idle_bubble", "small_microbatches"):
             strategies[microbatches_of(change.strategy)] = change.strategy
         else:

@@ -18,7 +18,6 @@ from strategies.communication import Communication, Recv
 from strategies.schedule import Schedule
 from trainer.config import InputError
 from trainer.plan import Plan
-from trainer.whatif import changes
 
 FILE = "link_curve.json"
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send")
@@ -102,7 +101,7 @@ def obtain_links(plan: Plan, world: World) -> Links:
 def _largest_of_all(plan: Plan, world: World) -> dict[str, int]:
     """This rank's largest messages in the plan, and in what the verdict may change it to."""
     rows = plan.batch_rows[0]
-    plans = [(plan.strategy, plan.task), *((own.strategy, own.task) for own in changes(plan))]
+    plans = [(plan.strategy, plan.task), *((own.strategy, own.task) for own in plan.changes)]
     largest: dict[str, int] = {}
     for strategy, task in plans:
         schedule = strategy.schedule(plan.model, world.size, world.rank, rows, task)

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer.errors import InputError, Interrupted, Stopped
+from trainer.files import write_atomically
 from trainer.link_share import Request, failures, make_report
 from trainer.rank import tell
-from trainer.sinks import write_atomically
 from trainer.sizes import read_size
 from trainer.two_hosts import Shape, TwoHosts, check_system
 from trainer.two_hosts_cli import Parser, add_shape, interruptible

@@ -28,11 +28,11 @@ from trainer.config import RunConfig
 from trainer.control import sum_over_ranks
 from trainer.data import load_dataset
 from trainer.errors import InputError
+from trainer.files import MetricsFile, as_record
 from trainer.loop import Loop
 from trainer.plan import make_plan
 from trainer.program import Program
 from trainer.recorder import Wire
-from trainer.sinks import MetricsFile, as_record
 from trainer.worker import make_rank
 
 SETTINGS = ("ddp,6,512,256", "ddp,4,128,128", "tensor,6,512,256", "pipeline,6,512,256")

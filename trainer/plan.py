@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from strategies.strategy import Options, Strategy, Task
 from trainer.config import InputError, RunConfig
 from trainer.data import DataSpec, describe, steps_per_epoch
 from trainer.device import choose_device
+from trainer.whatif import Change, changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +68,11 @@ class Plan:
     def is_pipeline(self) -> bool:
         """Whether ranks are stages, which idle where others wait."""
         return self.strategy.bubble_expected(self.world_size, self.config.data.batch_size) is not None
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """What could be changed in it; see `trainer.whatif.changes`."""
+        return tuple(changes(self))
 
     def schedules(self, rows: int, training: bool = True) -> list[Schedule]:
         """Schedules of all ranks for a batch of `rows` global rows."""

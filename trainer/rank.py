@@ -18,11 +18,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import InputError, Stopped
+from trainer.errors import InputError, Stopped, exit_code_of
 from trainer.job import JobConfig
 from trainer.occupied import occupied
 from trainer.place import Place
-from trainer.secrets import Redactor, SecretFilter
+from trainer.secrets import Redactor, keep_out_of_logs
 from trainer.signals import StopFlag, heeding_signals, obey_signals
 
 if TYPE_CHECKING:
@@ -119,9 +119,8 @@ def log_in_rank(place: Place, log: Path, level: int, secrets: Mapping[str, Any])
     else:
         handlers[0].setLevel(logging.WARNING)
         handlers[0].setFormatter(logging.Formatter(f"rank {place.rank}: %(message)s"))
-    for handler in handlers:
-        handler.addFilter(SecretFilter(secrets))
     root.handlers[:] = handlers
+    keep_out_of_logs(secrets)
     root.setLevel(level)
 
 
@@ -162,7 +161,7 @@ class Report:
 
     def settle(self, error: Exception) -> int:
         """Tell of `error` if no other rank has told of one; returns the exit code."""
-        code = 2 if isinstance(error, InputError) else 1
+        code = exit_code_of(error)
         if not self._claim(code):
             other = self.verdict(AGREE_S)
             return code if other is None else other

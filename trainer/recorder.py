@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collectives.algorithms import Recv, Send
+from collectives.direct import Recv, Send
 from collectives.group import World
 from collectives.transfer import Transfer
 from trainer.clocks import AGAIN_S, Clocks

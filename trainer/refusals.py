@@ -21,6 +21,7 @@ from trainer.reading import unknown_key
 from trainer.secrets import REMOVED, is_secret_name
 
 _OVERRIDE = re.compile(r"[+~]*([\w./@\[\]-]+)=(.*)", re.DOTALL)
+_BY_RESOLVER = "InputError raised while resolving interpolation: "  # OmegaConf's words before those of ours
 
 # Says where a value is, or is none that could be a secret.
 _NO_SECRET = re.compile(
@@ -113,6 +114,8 @@ def _omegaconf(error: OmegaConfBaseException) -> str:
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}=??? must be given a value"
     reason = str(error).splitlines()[0]
+    if reason.startswith(_BY_RESOLVER):
+        return f"{error.full_key}={reason.removeprefix(_BY_RESOLVER)}"
     return f"{error.full_key}: {reason}" if error.full_key and error.full_key not in reason else reason
 
 

@@ -18,8 +18,8 @@ import yaml
 
 from collectives.link import LinkCurve, load
 from trainer.errors import InputError
+from trainer.files import read_metrics
 from trainer.report_trace import StepTrace, read_trace
-from trainer.sinks import read_metrics
 from trainer.summary import summarise
 
 Row = dict[str, Any]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer.files import write_atomically
 from trainer.report import Run, read_run, series
 from trainer.report_bytes import counts_table, four_counts, operations_tables
 from trainer.report_figures import MAKERS
@@ -19,7 +20,6 @@ from trainer.report_text import Markup, escape, items, many, seconds
 from trainer.report_timeline import legend
 from trainer.report_trace import thinned
 from trainer.report_verdict import verdict
-from trainer.sinks import write_atomically
 
 NAME = "report.html"
 NO_PLOTLY = "plotly is not installed (pip install 'splitmeter[report]'): the figures are missing"

@@ -6,14 +6,26 @@ import math
 
 from omegaconf import OmegaConf
 
+from trainer.errors import InputError
+
 
 def register_resolvers() -> None:
-    """Make `${times:a,b,...}` known: the product of whole numbers."""
+    """Make `${times:a,b,...}` known: the product of whole numbers.
+
+    What it refuses is an InputError, to which `trainer.refusals` adds the key.
+    """
     OmegaConf.register_new_resolver("times", _times, replace=True)
 
 
 def _times(*factors: object) -> int:
-    if not all(isinstance(factor, int) for factor in factors):
-        text = ",".join(str(factor) for factor in factors)
-        raise ValueError(f"times:{text} multiplies whole numbers; set those that it refers to")
+    for factor in factors:
+        if not isinstance(factor, int) or isinstance(factor, bool):
+            own = f"${{times:{','.join(map(_as_written, factors))}}}"
+            wrong = _as_written(factor)
+            raise InputError(f"{own} multiplies whole numbers, and {wrong} is none; set what it refers to")
     return math.prod(factors)  # type: ignore[arg-type]
+
+
+def _as_written(value: object) -> str:
+    """As YAML has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -137,6 +137,12 @@ class SecretFilter(logging.Filter):
         return True
 
 
+def keep_out_of_logs(mapping: Mapping[Any, Any]) -> None:
+    """Have every handler of this process's logging remove secrets, those of `mapping` among them."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(SecretFilter(mapping))
+
+
 def _is_secret(key: Any, value: Any) -> bool:
     if not isinstance(key, str) or value is None or isinstance(value, bool) or value in ("", [], {}, ()):
         return False

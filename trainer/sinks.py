@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import os
-import platform
-import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
 
 from trainer.config import InputError, LoggerConfig, RunConfig
+from trainer.environment import host_environment
+from trainer.files import MetricsFile, as_record, plain, write_atomically
 from trainer.job import JobConfig
 from trainer.secrets import Redactor
 from trainer.summary import SteadyState, run_status
 from trainer.wandb_labels import wandb_config
 from trainer.wandb_sink import open_wandb
 
-SCHEMA = 1
-
-_to_json = json.JSONEncoder(allow_nan=False).encode  # made once: this is on every step's path
 _log = logging.getLogger(__name__)
 
 
@@ -40,87 +34,6 @@ class Sink(Protocol):
     def write(self, row: dict[str, Any]) -> None: ...
 
     def close(self, summary: dict[str, Any], exit_code: int) -> None: ...
-
-
-def plain(value: Any, name: str, non_finite: list[str]) -> Any:
-    """`value` as JSON can hold it: NaN and infinity become None and their names join `non_finite`.
-
-    Scalars of numpy and torch are turned into Python's own.
-
-    Raises:
-        TypeError: for a type that has no plain form; names the key.
-    """
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return float(value)
-        non_finite.append(name)
-        return None
-    if isinstance(value, Mapping):
-        return {
-            str(key): plain(item, f"{name}.{key}" if name else str(key), non_finite)
-            for key, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [plain(item, f"{name}.{index}", non_finite) for index, item in enumerate(value)]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return plain(value.item(), name, non_finite)
-    raise TypeError(f"{name} is a {type(value).__name__}; a record holds numbers, texts, lists and mappings")
-
-
-def as_record(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` in plain form, `schema` first; `non_finite`, where there is any, last."""
-    non_finite: list[str] = []
-    record = {"schema": SCHEMA, **plain(values, "", non_finite)}
-    if non_finite:
-        record["non_finite"] = non_finite
-    return record
-
-
-class MetricsFile:
-    """metrics.jsonl: one JSON object a line, one line a step, `schema` first.
-
-    Every row is handed to the operating system at once, so the file is complete
-    up to the last step however the process ends. Unmeasured values are null; so
-    are NaN and infinity, whose keys are listed in the row's `non_finite`. Rows of
-    an earlier run in the same folder are kept as metrics.1.jsonl, metrics.2.jsonl, ...
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        if path.is_file():
-            number = 1
-            while (kept := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
-                number += 1
-            path.rename(kept)
-        self._file = path.open("wb", buffering=0)
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Appends the row, which must be in plain form.
-
-        Raises:
-            OSError: one sentence with the path, for example when the disk is full.
-        """
-        data = memoryview(_to_json(row).encode() + b"\n")
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            raise OSError(f"cannot write step {row.get('step')} to {self.path}: {error.strerror}") from error
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a metrics.jsonl in order; a last line cut short by a crash is left out."""
-    with path.open() as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 def tell_wandb(sink: Sink | None, method: str, *arguments: Any) -> Sink | None:
@@ -262,55 +175,3 @@ def open_folder(
     except Exception as error:
         _log.warning("W&B is off (%s: %s); the run's folder has every row", type(error).__name__, error)
     return Folder(run_dir, rows, wandb, environment, redactor)
-
-
-def host_environment() -> dict[str, Any]:
-    """Versions, processors, and the commit of the working tree (null where there is none)."""
-    versions: dict[str, Any] = {}
-    for package in ("splitmeter", "torch", "wandb"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    return {
-        **versions,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu_count": os.cpu_count(),
-        "git_commit": git_commit(Path(__file__).parent),
-    }
-
-
-def git_commit(folder: Path) -> str | None:
-    """The commit of the working tree that a folder lies in; None where there is none."""
-    try:
-        command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=2, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes the file whole or not at all: a reader sees the old text or the new one, also after a crash.
-
-    Of several that write it at the same time the last one has it.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.errors import InputError
+from trainer.files import write_atomically
 from trainer.reading import read_section
-from trainer.sinks import write_atomically
 
 SCHEMA = 1
 SWEEP_FILE, JOB_FILE = "sweep.json", "job.json"

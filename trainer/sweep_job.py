@@ -26,7 +26,7 @@ from trainer.launch import dismiss, follow, launch
 from trainer.place import Place
 from trainer.rank import log_file, record, tell
 from trainer.refusals import hide
-from trainer.secrets import Redactor, SecretFilter
+from trainer.secrets import Redactor, keep_out_of_logs
 from trainer.signals import name_of
 from trainer.sweep_files import (
     JOB_FILE,
@@ -111,8 +111,7 @@ def _run_job(
     if _is_told_to_end(plan) or _is_done(plan, job, earlier):
         return
     kept = None if earlier is None else _set_aside(plan, job, earlier)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(SecretFilter(mapping))
+    keep_out_of_logs(mapping)
     clean_sweep_file(plan.folder, mapping, given)
     write_job(job)
     _log.info("%s", _title(plan, job))

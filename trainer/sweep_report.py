@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
+from trainer.files import write_atomically
 from trainer.report import Row
 from trainer.report_page import NO_PLOTLY, Page, has_plotly, tried, write_page
 from trainer.report_text import Markup, code, escape, folded, items, many
-from trainer.sinks import write_atomically
 from trainer.sweep_bars import MOST_JOBS, bytes_figure, split_figure
 from trainer.sweep_figures import bubble_figure, heat_figures, throughput_figure
 from trainer.sweep_html import (

@@ -18,8 +18,8 @@ from collectives.traffic import ITEMSIZE
 from strategies.communication import Communication, Recv
 from strategies.compute import LayerOperation
 from strategies.values import Operation
+from trainer.files import write_atomically
 from trainer.history import Kept
-from trainer.sinks import write_atomically
 from trainer.spans import COMPUTE, LAUNCH, MEET, Span
 from trainer.timeline import Timeline
 

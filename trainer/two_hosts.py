@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TextIO
+from typing import Self, TextIO
 
 from trainer.errors import InputError, shown
+from trainer.temporary import Temporary
 
 DEVICE = "wire0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # seen inside the namespaces alone, so that pairs do not collide
@@ -85,7 +85,7 @@ def check_system(*programs: str) -> None:
             raise InputError(f"{name} is not installed; install the package {PACKAGES.get(name, name)}")
 
 
-class TwoHosts:
+class TwoHosts(Temporary):
     """The pair, for the time of a `with` block; whatever still runs in it then is ended.
 
     Raises:
@@ -98,21 +98,11 @@ class TwoHosts:
         stem = f"splitmeter-{os.getpid()}-{secrets.token_hex(3)}"
         self.names = (f"{stem}-0", f"{stem}-1")
 
-    def __enter__(self) -> TwoHosts:
-        check_system()
-        try:
-            self._make()
-        except BaseException:
-            self.close()
-            raise
-        return self
+    def __enter__(self) -> Self:
+        check_system()  # before there is anything to close
+        return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _make(self) -> None:
+    def make(self) -> None:
         first, second = self.names
         # What the kernel hands over in one piece, if larger than the burst, would be cut packet by packet:
         # that takes more of a processor than a fast link leaves, and half the rate is gone.

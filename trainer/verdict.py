@@ -26,7 +26,7 @@ from trainer.plan import Plan
 from trainer.remedies import Remedies
 from trainer.slowness import slow_rank
 from trainer.timeline import SPLIT, Timeline
-from trainer.whatif import LEAST_SHARE, changes
+from trainer.whatif import LEAST_SHARE
 
 LONGEST_S = 4.0  # for all replays: fewer samples where one takes long
 WALLS = {  # parts of the time split, by the wall that they are
@@ -106,7 +106,7 @@ class Judge:
         self._step_s(schedules, samples[0])
         replays = LONGEST_S / (time.perf_counter() - begun)
         crowded = ROUNDS if self.plan.is_pipeline else 0  # a partition is replayed as often
-        samples = samples[: max(1, int(replays / (len(changes(self.plan)) + 3 + 2 * crowded)))]
+        samples = samples[: max(1, int(replays / (len(self.plan.changes) + 3 + 2 * crowded)))]
         base_s = [self._step_s(schedules, own) for own in samples]
         found, missing = self._findings(schedules, samples, base_s, middle)
         worth = [finding for finding in found if finding.gain_s >= LEAST_SHARE * middle]
@@ -197,7 +197,7 @@ class Judge:
 
         rows, remedies = self.plan.batch_rows[0], self.remedies
         contention = self._contention(schedules)
-        for change in [*changes(self.plan), *remedies.partitions(schedules, samples)]:
+        for change in [*self.plan.changes, *remedies.partitions(schedules, samples)]:
             try:
                 changed = change.schedules(self.plan, rows)
                 if change.cause == "uneven_shards":

@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 
 from trainer.config import LoggerConfig
+from trainer.files import plain, write_atomically
 from trainer.reading import read_section
 from trainer.secrets import Redactor
-from trainer.sinks import plain, write_atomically
 from trainer.sweep_files import is_left_over
 from trainer.sweep_ranking import best_plans
 from trainer.wandb_labels import group_name

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from collectives.traffic import algorithms_of
 from models.block import even_parts
 from strategies.schedule import Schedule
 from strategies.strategy import Options, Strategy, Task
-from trainer.plan import Plan
+
+if TYPE_CHECKING:
+    from trainer.plan import Plan
 
 CAUSES = (
     "small_messages",

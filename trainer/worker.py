@@ -15,11 +15,12 @@ import torch.distributed as dist
 from rich.console import Console
 
 from collectives.group import World
-from trainer.config import InputError, RunConfig
+from trainer.config import RunConfig
 from trainer.console import ProgressLine, show_summary
 from trainer.control import gather_json
 from trainer.data import load_dataset
 from trainer.device import rank_device
+from trainer.errors import exit_code_of
 from trainer.executor import Rank
 from trainer.judging import IN_SUMMARY, run_probes, write_verdict
 from trainer.link import Links, check_link_file, keep, obtain_links
@@ -212,7 +213,7 @@ class Output:
             summary["wire"] = wire_table(ended.wire)
         if error is not None:
             summary["error"] = str(error)
-        code = 2 if isinstance(error, InputError) else 1 if error is not None else 0
+        code = 0 if error is None else exit_code_of(error)
         if loop.stopped_by:
             code = 128 + loop.stopped_by
             summary["stopped_by_signal"] = loop.stopped_by
