@@ -14,7 +14,7 @@ import pytest
 from collectives.group import World
 from collectives.nodes import bytes_between, peers_of_connections, sent_by_place
 from tests.ranks import RankPools
-from tests.test_metering import Asked, config
+from tests.test_metering import Asked, config, settle
 from trainer.config import CollectivesConfig, DataConfig, RunConfig, StrategyConfig, TrainerConfig
 from trainer.data import load_dataset
 from trainer.loop import Loop
@@ -82,6 +82,7 @@ def train_on(world: World, run: RunConfig, nodes: tuple[int, ...]) -> dict[str, 
         dataset = load_dataset(run.data, seed=run.seed, hidden_dim=run.model.hidden_dim)
         rows: list[dict[str, Any]] = []
         loop = Loop(plan, world, rank, dataset, Asked(), rows.append)
+        settle(loop)
         loop.run()
         return {"rows": rows, "wire": loop.recorder.totals}
     finally:
