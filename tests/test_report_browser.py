@@ -59,7 +59,7 @@ def browse(page: Path, width: int, height: int, dark: bool) -> tuple[str, list[s
         *("--enable-logging=stderr", "--v=0", "--virtual-time-budget=8000", "--dump-dom"),
         page.as_uri(),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
@@ -99,7 +99,7 @@ def test_a_browser_opens_it_without_a_network_and_without_an_error(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_the_console_tells_of_requests_and_errors_in_such_a_page(tmp_path: Path) -> None:
     need_program("chromium")
     page = tmp_path / "page.html"
