@@ -53,7 +53,7 @@ def browse(page: Path, width: int, height: int, dark: bool) -> tuple[str, list[s
         *("--enable-logging=stderr", "--v=0", "--virtual-time-budget=8000", "--dump-dom"),
         page.as_uri(),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 

@@ -32,13 +32,13 @@ class Launched:
         )
         self.pids: list[int] = []
 
-    def result(self, timeout_s: float = 100) -> tuple[int, str]:
+    def result(self, timeout_s: float = 200) -> tuple[int, str]:
         """Exit code, and stdout and stderr together."""
         output, _ = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, output
 
     def wait_for_ranks(self, count: int) -> None:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 200
         while len(found := list(self.folder.glob("run/*.pid"))) < count:
             assert self.process.poll() is None, self.process.communicate()[0]
             assert time.monotonic() < deadline
@@ -75,7 +75,7 @@ def run_launched(folder: Path, *command: str, timeout_s: float = 100, **environm
         started.clean_up()
 
 
-def run_script(*arguments: str, launcher: tuple[str, ...] = (), timeout_s: float = 100) -> tuple[int, str]:
+def run_script(*arguments: str, launcher: tuple[str, ...] = (), timeout_s: float = 200) -> tuple[int, str]:
     """Exit code and output of scripts/train.py; torchrun's own notices are in the output."""
     command = (*launcher, "scripts/train.py", "logger=none", *arguments)
     return run_launched(ROOT, *command, timeout_s=timeout_s)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+START_S = 120.0  # to start Python and torch on every rank; no part of a job's time
 TIMEOUT_S = 60.0
 ECHO_S = 2.0  # after one rank's failure the others get this long
 
@@ -30,6 +31,7 @@ class RankPool:
         store = os.path.join(self._folder.name, "store")
         self._pipes: list[Connection] = []
         self._processes = []
+        self._is_ready = False
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, size, store, theirs), daemon=True)
@@ -45,8 +47,18 @@ class RankPool:
         Raises:
             AssertionError: ranks that failed, the first failure first, with tracebacks.
         """
-        for pipe in self._pipes:
-            pipe.send((job, arguments))
+        try:
+            if not self._is_ready:
+                self._answers(START_S)
+                self._is_ready = True
+            for pipe in self._pipes:
+                pipe.send((job, arguments))
+            return self._answers(timeout_s)
+        except BaseException:  # ranks may be stuck, or answer later: a fresh pool is needed
+            self.close(patience_s=ECHO_S)
+            raise
+
+    def _answers(self, timeout_s: float) -> list[Any]:
         answers: dict[int, tuple[bool, Any]] = {}
         deadline = time.monotonic() + timeout_s
         while len(answers) < self.size:
@@ -63,7 +75,6 @@ class RankPool:
         if errors or len(answers) < self.size:
             silent = [rank for rank in range(self.size) if rank not in answers]
             errors += [f"ranks {silent} did not answer"] if silent else []
-            self.close(patience_s=ECHO_S)  # ranks may be stuck in a collective: a fresh pool is needed
             raise AssertionError("\n".join(errors))
         return [answers[rank][1] for rank in range(self.size)]
 
@@ -127,6 +138,7 @@ def _serve(rank: int, size: int, store_path: str, pipe: Connection) -> None:
     store = dist.FileStore(store_path, size) if size > 1 else None
     world = World(rank, size, "gloo", TIMEOUT_S, store)
     try:
+        pipe.send((True, None))
         while True:
             job, arguments = pipe.recv()
             try:

@@ -61,17 +61,20 @@ def crash_on_last_rank(config: RunConfig, *place: Any, stop: StopFlag) -> int:
     rank, world_size, *_, store = place
     if rank < world_size - 1:
         store.get("gone")
+        store.set("echo", "1")
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     store.set("gone", "1")
-    time.sleep(0.5)
+    store.get("echo")
+    time.sleep(0.2)
     raise ZeroDivisionError("boom")
 
 
 def killed_on_last_rank(config: RunConfig, *place: Any, stop: StopFlag) -> int:
-    rank, world_size, *_ = place
+    rank, world_size, *_, store = place
     if rank == world_size - 1:
+        store.set("gone", "1")
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.3)
+    store.get("gone")  # however late that rank has started
     raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
 
 

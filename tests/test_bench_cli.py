@@ -425,7 +425,7 @@ def test_a_missing_plotly_costs_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_wandb_gets_rows_table_and_plot_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("plotly")
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
@@ -478,7 +478,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
         one.clean_up()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_two_ranks_of_its_own_measure_and_a_gate_that_is_not_met_ends_in_one(
     start: Any, tmp_path: Path
 ) -> None:
@@ -525,7 +525,7 @@ def test_torchrun_measures_and_compares_with_the_backends_own(start: Any, tmp_pa
     assert "against native" in output
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_ctrl_c_keeps_the_rows_so_far_and_leaves_no_process(start: Any, tmp_path: Path) -> None:
     sizes = ",".join(str(size) for size in range(1024, 1024 + 4 * 2000, 4))
     launched = start("bench.operations=[all_reduce]", f"bench.sizes=[{sizes}]", "bench.iterations=5")

@@ -294,6 +294,9 @@ def test_the_thread_ends_by_close_and_by_neglect() -> None:
     next(batches)
     del batches
     gc.collect()
+    deadline = time.monotonic() + 30
+    while loader_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert loader_threads() == []
 
 
@@ -307,7 +310,7 @@ def test_an_open_loader_does_not_hold_the_interpreter() -> None:
         "    want_inputs=True, want_targets=True, dtype=torch.float32, prefetch=4)\n"
         "print(next(loader).rows)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "8", "")
 
 

@@ -111,13 +111,13 @@ def run(text: str) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("page", "text"), RUN_HERE, ids=lambda own: own[:70])
 def test_a_command_of_the_docs_ends_well(page: str, text: str, runs: Path, tmp_path: Path) -> None:
     words = [str(runs / word) if word in ("RUN", "OTHER", "SWEEP") else word for word in text.split(" ")]

@@ -21,7 +21,7 @@ from trainer.place import Place
 from trainer.rank import is_echo, threads_per_rank
 
 # Each starts Python and torch up to three times, which a busy machine may take half a minute for.
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 STUB = str(Path(__file__).with_name("stub_train.py"))
 

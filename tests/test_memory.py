@@ -225,7 +225,7 @@ def allocations(world: World, case: Case) -> tuple[int, Counter[tuple[str, int]]
     return operators, sizes
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "strategy",
     ["single", "ddp", "tensor", pytest.param("tensor all_reduce", marks=pytest.mark.slow), "pipeline"],

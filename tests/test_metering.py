@@ -58,7 +58,7 @@ def test_predicted_is_sent_and_the_wire_has_that_and_its_framing(ranks: RankPool
     for strategy in ("ddp", "tensor", "pipeline"):
         for _ in range(6 if size == 2 and strategy != "ddp" else 5 if size > 2 else 6):
             run = random_run(generator, strategy, size)
-            results = ranks[size].run(train, run)
+            results = ranks[size].run(train, run, True)
             for row in results[0]["rows"]:
                 assert row["bytes_sent"] == row["bytes_predicted"], run
             for result in results:
@@ -84,7 +84,7 @@ def test_rows_hold_the_split_of_every_rank(ranks: RankPools, strategy: str) -> N
             assert (row[prefix + "bytes_wire"] is not None) == seen
             assert (row[prefix + "overlap"] is not None) == seen
             if seen:
-                assert 0 <= row[prefix + "overlap"] <= 1
+                assert 0 <= row[prefix + "overlap"] <= 1 + 1e-9  # a quotient of sums
                 assert row[prefix + "achieved_bandwidth_GBps"] >= row[prefix + "effective_bandwidth_GBps"]
             bubble = row[prefix + "bubble_fraction"]
             if strategy != "pipeline":
@@ -160,6 +160,7 @@ def growth(world: World, run: RunConfig, early: int) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 def test_memory_does_not_grow_in_ten_thousand_steps(ranks: RankPools) -> None:
     """Stamps of 10,000 steps would be 6 MB: what is kept is a sample, which is full by step 3,000."""
@@ -167,5 +168,5 @@ def test_memory_does_not_grow_in_ten_thousand_steps(ranks: RankPools) -> None:
     trainer = TrainerConfig(max_steps=10_000, warmup_steps=2, wire_every=10)
     data = DataConfig(name="digits", batch_size=16, drop_last=True)
     run = config(StrategyConfig("ddp"), model=small, trainer=trainer, data=data)
-    grown = ranks[2].run(growth, run, 3000, timeout_s=240)
+    grown = ranks[2].run(growth, run, 3000, timeout_s=360)
     assert max(grown) <= 512 * 1024

@@ -14,7 +14,7 @@ import pytest
 from collectives.group import World
 from collectives.nodes import bytes_between, peers_of_connections, sent_by_place
 from tests.ranks import RankPools
-from tests.training import config, make_loop
+from tests.training import config, make_loop, settle
 from trainer.config import CollectivesConfig, DataConfig, RunConfig, StrategyConfig, TrainerConfig
 from trainer.nodes import node_map, number_nodes
 from trainer.recorder import Recorder
@@ -74,6 +74,7 @@ def train_on(world: World, run: RunConfig, nodes: tuple[int, ...]) -> dict[str, 
     try:
         rows: list[dict[str, Any]] = []
         loop = make_loop(world, run, rows.append)
+        settle(loop)
         loop.run()
         return {"rows": rows, "wire": loop.recorder.totals}
     finally:

@@ -146,7 +146,7 @@ def any_call(draw: st.DrawFn) -> Call:
     database=None,
     derandomize=True,
     phases=[Phase.generate],  # the error names the call, and every failing round costs a pool of ranks
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(calls=st.lists(any_call(), min_size=1, max_size=12))
 def test_anything_agrees_with_numpy(ranks: RankPools, size: int, calls: list[Call]) -> None:

@@ -19,7 +19,7 @@ from strategies.strategy import Options, Task
 from trainer.config import RunConfig
 from trainer.plan import load_plugins, make_plan
 
-pytestmark = pytest.mark.timeout(120)  # three runs that start Python and torch anew
+pytestmark = pytest.mark.timeout(240)  # three runs that start Python and torch anew
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "plugin"
@@ -40,7 +40,7 @@ def command(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
 
 

@@ -29,7 +29,7 @@ def test_a_browser_opens_it_without_a_network_and_without_an_error(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_the_console_tells_of_requests_and_errors_in_such_a_page(tmp_path: Path) -> None:
     need_program("chromium")
     page = tmp_path / "page.html"

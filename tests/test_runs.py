@@ -52,7 +52,7 @@ def test_the_main_job_reaches_its_accuracy(ranks: RankPools, seed: int) -> None:
     assert rows[-1]["eval_accuracy"] >= 0.95
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("count", "strategy"),
     [
@@ -81,7 +81,7 @@ def test_torchrun_starts_the_ranks(count: int | None, strategy: str, tmp_path: P
     assert os.listdir(tmp_path) == ["run"]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_own_ranks_print_what_was_measured_and_where_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, output = run_script(
@@ -91,6 +91,7 @@ def test_own_ranks_print_what_was_measured_and_where_it_is(tmp_path: Path) -> No
         "trainer.warmup_steps=2",
         "trainer.profile=[2,3]",
         "trainer.deterministic=true",
+        "collectives.link_budget_s=60",  # so that a disturbed call does not end the sizes
         f"hydra.run.dir={folder}",
     )
     assert code == 0, output
@@ -121,7 +122,7 @@ def test_own_ranks_print_what_was_measured_and_where_it_is(tmp_path: Path) -> No
     assert names.count("layer 1, microbatch 0, dW") == 2
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_diverging_run_ends_on_all_ranks_with_one_sentence(tmp_path: Path) -> None:
     code, output = run_script(
         "strategy=ddp",

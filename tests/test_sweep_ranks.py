@@ -19,9 +19,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 QUICK = (
     "data=synthetic data.batch_size=16 data.num_samples=64 data.eval_samples=16 model.num_layers=3 "
     "model.hidden_dim=8 optimizer=sgd logger=none trainer.report=false trainer.verdict_budget_s=0 "
-    "collectives.link_budget_s=0"
+    "collectives.link_budget_s=0 trainer.num_threads=1"
 ).split()
-THREE = ["-m", "strategy=ddp,tensor,pipeline", "world_size=2", "trainer.max_steps=400", *QUICK]
+# So many that a job is still at it when its first rows have been seen and what ends it has arrived.
+STEPS, STEPS_ALONE = 800, 2500
+THREE = ["-m", "strategy=ddp,tensor,pipeline", "world_size=2", f"trainer.max_steps={STEPS}", *QUICK]
 ENDS_WITHIN_S = 5.0  # from the signal to the last process
 
 
@@ -80,7 +82,7 @@ def test_a_sweep_ended_in_the_middle_is_resumed(
 ) -> None:
     names = ["0-strategy=ddp", "1-strategy=tensor", "2-strategy=pipeline"]
     assert list(undisturbed) == names
-    assert [len(rows) for rows in undisturbed.values()] == [400] * 3
+    assert [len(rows) for rows in undisturbed.values()] == [STEPS] * 3
     sweep = sweeps.start(*THREE)
     wait_for_rows(sweep, sweeps.folder / "s" / names[1])
     asked = time.monotonic()
@@ -99,7 +101,7 @@ def test_a_sweep_ended_in_the_middle_is_resumed(
     if kind != "SIGKILL":
         assert f"sweep  {sweeps.folder}/s  (1 complete, 1 stopped)" in output
     steps_before = len(rows_of(sweeps.folder / "s" / names[1]))
-    assert 0 < steps_before < 400
+    assert 0 < steps_before < STEPS
     untouched = {path: path.stat().st_mtime_ns for path in (sweeps.folder / "s" / names[0]).iterdir()}
 
     code, output = sweeps.run(*THREE, "sweep.resume=true")
@@ -111,7 +113,7 @@ def test_a_sweep_ended_in_the_middle_is_resumed(
     assert len(rows_of(sweeps.folder / "s" / f"{names[1]}~1")) == steps_before
     assert not list((sweeps.folder / "s").glob("*/metrics.1.jsonl"))
     summary = json.loads((sweeps.folder / "s" / names[1] / "summary.json").read_text())
-    assert (summary["status"], summary["steps"]) == ("finished", 400)
+    assert (summary["status"], summary["steps"]) == ("finished", STEPS)
 
 
 def test_a_sweep_of_what_can_go_wrong_says_why(sweeps: Sweeps) -> None:
@@ -156,7 +158,7 @@ def test_a_sweep_of_what_can_go_wrong_says_why(sweeps: Sweeps) -> None:
 
 @pytest.mark.parametrize(("size", "name"), [(2, "0-strategy=ddp"), (1, "0-strategy=single")])
 def test_a_rank_that_is_killed_fails_its_job_alone(sweeps: Sweeps, size: int, name: str) -> None:
-    alone = ["-m", "strategy=single,ddp", "world_size=1", "trainer.max_steps=400", *QUICK]
+    alone = ["-m", "strategy=single,ddp", "world_size=1", f"trainer.max_steps={STEPS_ALONE}", *QUICK]
     sweep = sweeps.start(*(THREE if size == 2 else alone))
     wait_for_rows(sweep, sweeps.folder / "s" / name)
     ranks = [pid for pid in sweep.session_alive(0) if "spawn_main" in command_line(pid)]

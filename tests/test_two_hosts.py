@@ -249,10 +249,11 @@ def test_hosts_are_removed_where_making_them_fails(monkeypatch: pytest.MonkeyPat
 def test_the_first_failure_is_passed_on_and_each_line_names_its_host(tmp_path: Path) -> None:
     need_two_hosts()
     command = (
-        "echo here {rank} $GLOO_SOCKET_IFNAME; echo there >&2; [ {rank} = 0 ] || exit 7; sleep 0.5; exit 9"
+        "echo here {rank} $GLOO_SOCKET_IFNAME; echo there >&2; [ {rank} = 0 ] || { touch gone; exit 7; }; "
+        "while [ ! -e gone ]; do sleep 0.05; done; sleep 1.5; exit 9"
     )
     started = Launched(tmp_path, SCRIPT, "--", "sh", "-c", command)
-    code, output = started.result(30)
+    code, output = started.result(100)
     assert code == 7
     assert sorted(output.splitlines()) == [
         "[host 0] here 0 wire0", "[host 0] there", "[host 1] here 1 wire0", "[host 1] there",
@@ -271,7 +272,7 @@ def test_a_signal_tears_all_down(signum: signal.Signals, tmp_path: Path) -> None
         assert len(namespaces(started.process.pid)) == 2
         started.process.send_signal(signum)
         started.process.send_signal(signum)
-        code, output = started.result(30)
+        code, output = started.result(100)
         assert (code, output) == (128 + signum, "")
         assert started.ranks_alive(1) == []
         assert namespaces(started.process.pid) == []

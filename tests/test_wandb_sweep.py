@@ -219,7 +219,7 @@ def test_a_server_that_is_down_costs_a_warning(
     sweep: Path, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
 ) -> None:
     online(monkeypatch, f"http://127.0.0.1:{closed_port()}")
-    log_sweep(sweep, LoggerConfig(timeout_s=3.0))
+    log_sweep(sweep, PATIENT)
     assert len(history(the_run(sweep / "wandb-summary"))) == 5
     (message,) = warnings.messages
     assert message.endswith("Connection refused); this run is written offline")
@@ -233,9 +233,9 @@ def test_a_server_that_hangs_does_not_hold_up_the_sweep(
     with WandbStub(mode) as stub:
         online(monkeypatch, stub.url)
         begun = time.monotonic()
-        log_sweep(sweep, LoggerConfig(timeout_s=3.0))
+        log_sweep(sweep, LoggerConfig(timeout_s=6.0))
         took_s = time.monotonic() - begun
-    assert took_s < 3 * 3.0 + 16.0  # waits at start, at the end and in between; two starts on a busy machine
+    assert took_s < 3 * 6.0 + 30.0  # waits at start, at the end and in between; two starts on a busy machine
     assert len(warnings.messages) == 1
 
 

@@ -57,6 +57,7 @@ def check_counts(ranks: RankPools, n: int, cases: list[Case]) -> None:
                 assert counted == form.sent_bytes
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_every_closed_form_is_the_wire_to_the_byte(ranks: RankPools, n: int) -> None:
     """Payload and framing together, also where segments are short, empty or uneven."""

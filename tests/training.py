@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from collectives.group import World
+from collectives.operations import barrier
 from trainer.config import (
     DataConfig,
     LoggerConfig,
@@ -61,10 +62,27 @@ def make_loop(
     return kind(plan, world, rank, dataset, NotStopped(), on_row, None, on_verdict)
 
 
-def train(world: World, run: RunConfig) -> dict[str, Any]:
+def settle(loop: Loop) -> None:
+    """Have the kernel asked only when all ranks have taken in what was sent to them.
+
+    A run waits for nobody: what leaves late belongs to its next reading, and the last one has none.
+    """
+    recorder, read = loop.recorder, loop.recorder.wire
+
+    def settled() -> tuple[float, float]:
+        barrier(loop.world.control)
+        return read()
+
+    recorder.wire = settled  # type: ignore[method-assign]
+    recorder._wire = settled()
+
+
+def train(world: World, run: RunConfig, settles: bool = False) -> dict[str, Any]:
     """Job: rows of rank 0, what left each rank, and what the ledger has by operation."""
     rows: list[dict[str, Any]] = []
     loop = make_loop(world, run, rows.append)
+    if settles:
+        settle(loop)
     loop.run()
     operations = loop.rank.ledger.by_operation()
     return {"rows": rows, "wire": loop.recorder.totals, "operations": operations}
