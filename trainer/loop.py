@@ -106,8 +106,10 @@ class Loop:
             taken = time.perf_counter()
             self.recorder.begin(step)
             info = self._train(step, batch)
+            program = self.rank.program(info.rows)
+            self.rank.stopwatch.wait(program.marks)
             now = time.perf_counter()
-            self.recorder.record(step, info.rows, (mark, asked, taken), self.rank.program(info.rows), now)
+            self.recorder.record(step, info.rows, (mark, asked, taken), program, now)
             gathered = self.control.exchange(step, self._numbers(info, now - mark))
             mark = now
             if gathered is not None and self._settle(gathered):
