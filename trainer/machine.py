@@ -21,6 +21,17 @@ _COPIES, _COPYING_S = (3, 9), 0.1  # at least and at most so many; no further on
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
+def available_memory_bytes(device: torch.device, meminfo: Path = _MEMINFO) -> int | None:
+    """Memory that can be taken of the device without harm to others; None where the system does not tell.
+
+    The side of the GPU has not run on one.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return _meminfo(meminfo).get("MemAvailable")
+
+
 def measure_machine(cpus: Path = _CPUS, meminfo: Path = _MEMINFO) -> list[Tier]:
     """Tiers L1, L2, L3, memory and network of this machine, from the cores outward.
 

@@ -28,6 +28,7 @@ from trainer.binding import Binder
 from trainer.config import OptimizerConfig
 from trainer.costs import ComputeKey, compute_key
 from trainer.executor import Rank
+from trainer.machine import available_memory_bytes
 from trainer.optimizer import FlatOptimizer
 from trainer.program import Filled, Program
 from trainer.spans import COMPUTE, spans_of
@@ -124,6 +125,7 @@ def _probe(rank: Rank, strategy: Strategy, rows: int, budget_s: float) -> Probed
     begun, world = time.perf_counter(), rank.world
     schedule = strategy.schedule(rank.model, world.size, world.rank, rows, rank.task)
     arena_bytes = lay_out(schedule, rank.model).total_bytes
+    _check_room(rank, arena_bytes)
     rank.arena = torch.zeros(arena_bytes, dtype=torch.uint8, device=rank.device)
     start, _ = strategy.rows_of(world.size, world.rank, rows)
     program = Binder(rank, schedule, True, start).bind()
@@ -146,6 +148,17 @@ def _probe(rank: Rank, strategy: Strategy, rows: int, budget_s: float) -> Probed
         if turn and time.perf_counter() - begun > budget_s:
             break
     return Probed({key: statistics.median(values) for key, values in found.items()}, load_s)
+
+
+def _check_room(rank: Rank, arena_bytes: int) -> None:
+    """Raise MemoryError where the ranks of this machine together would take more than is available.
+
+    The kernel gives more than it has, and ends a process that then uses it.
+    """
+    available = available_memory_bytes(rank.device)
+    together = 1 if rank.device.type == "cuda" else rank.world.nodes.count(rank.world.nodes[rank.world.rank])
+    if available is not None and arena_bytes * together > available:
+        raise MemoryError(f"{together} x {arena_bytes:,} B of activations, {available:,} B available")
 
 
 def _load_s(rank: Rank, program: Program) -> float:
