@@ -119,8 +119,24 @@ def test_the_time_split_is_the_median_of_the_steady_rows(tmp_path: Path) -> None
         "wait_s": 0.0012,
         "idle_s": 0.0,
         "host_s": 0.0024,
+        "data_s": 0.0006,
     }
     assert split == {0: pytest.approx(expected), 1: pytest.approx(expected)}
+
+
+def test_the_parts_of_a_step_stack_up_to_the_step_and_data_stands_once(tmp_path: Path) -> None:
+    """A step of 12 ms of which the host has 2.4, with 0.6 of waiting for data in them."""
+    bars = {trace.name: list(trace.x) for trace in figures(read_run(write_run(tmp_path)))["time_split"].data}
+    expected = {"compute": 6, "exposed comm": 2.4, "wait": 1.2, "idle": 0, "host": 1.8, "data": 0.6}
+    assert bars == {name: pytest.approx([value] * 2) for name, value in expected.items()}
+    assert sum(values[0] for values in bars.values()) == pytest.approx(12)
+    # without the wait for data there is nothing to take off
+    rows = [json.loads(line) for line in FILES["metrics.jsonl"].splitlines()]
+    lines = [{key: value for key, value in own.items() if not key.endswith("data_s")} for own in rows]
+    text = "".join(json.dumps(own) + "\n" for own in lines)
+    run = read_run(write_run(tmp_path / "no_data", metrics_jsonl=text))
+    bars = {trace.name: list(trace.x) for trace in figures(run)["time_split"].data}
+    assert bars["host"] == pytest.approx([2.4, 2.4]) and "data" not in bars
 
 
 def test_texts_of_the_files_stay_texts(tmp_path: Path) -> None:
