@@ -253,6 +253,25 @@ def test_a_trace_without_a_step_of_all_ranks_has_no_timeline() -> None:
     assert found is not None and found.step == 4
 
 
+def test_transfers_that_overlap_are_drawn_among_transfers() -> None:
+    """Each has a tid of its own in trace.json, from 1 on; all of them are the rank's second lane."""
+    events = [event(0, "forward", "compute", 0, 9, 5)]
+    for tid, start in ((1, 1), (2, 2), (3, 3)):
+        events.append({**event(0, f"send {tid}", "transfer", start, 4, 5, bytes=8), "tid": tid})
+    events.append({**event(0, "of another tool", "host", 9, 1, 5), "tid": "main"})
+    found = read_trace({"traceEvents": events})
+    assert found is not None
+    assert {bar.name: bar.lane for bar in found.bars} == {
+        "forward": 0,
+        "of another tool": 0,
+        "send 1": 1,
+        "send 2": 1,
+        "send 3": 1,
+    }
+    heights = {trace.name: list(trace.y) for trace in timeline(found).data}
+    assert heights == {"compute": [0.0], "host": [0.0], "transfer": [1.0, 1.0, 1.0]}
+
+
 def test_numbers_read_well() -> None:
     assert [seconds(value) for value in (1.5, 0.0123456, 45e-6, 0.0, None)] == [
         "1.5 s",
