@@ -157,9 +157,12 @@ def test_the_page_names_no_address_and_forbids_every_request(tmp_path: Path) -> 
 def test_a_verdict_that_noise_forbids_says_so(tmp_path: Path) -> None:
     noisy = {**VERDICT, "too_noisy": True, "cause": "none", "override": None, "missing": []}
     told = words(write_report(write_run(tmp_path, verdict_json=json.dumps(noisy))))
-    assert "Too noisy to tell. The step scatters by 500 µs." in told
-    assert "The wall is the link ; there is no cause to remove" in told
-    assert "The change to make" not in told
+    assert "Too noisy to tell. The median is sure to 500 µs." in told
+    assert "The wall is the link ; too noisy to name a cause" in told
+    assert "no cause to remove" not in told and "The change to make" not in told
+    quiet = {**noisy, "too_noisy": False}
+    told = words(write_report(write_run(tmp_path, verdict_json=json.dumps(quiet))))
+    assert "The wall is the link ; there is no cause to remove" in told and "Too noisy" not in told
 
 
 def test_a_verdict_that_could_not_judge_all_does_not_say_that_all_is_well(tmp_path: Path) -> None:
