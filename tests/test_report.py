@@ -13,9 +13,10 @@ import pytest
 from tests.report_run import FILES, SUMMARY, VERDICT, event, markup, table_rows, words, write_run
 from trainer.report import read_run
 from trainer.report_cli import main
-from trainer.report_compare import write_comparison
+from trainer.report_compare import MEDIANS, write_comparison
 from trainer.report_figures import figures
 from trainer.report_page import write_report
+from trainer.report_summary import NUMBERS
 from trainer.report_text import NONE, seconds, size
 from trainer.report_timeline import timeline
 from trainer.report_trace import Bar, StepTrace, read_trace, thinned
@@ -111,6 +112,13 @@ def test_the_step_s_messages_stand_on_the_link_curve(tmp_path: Path) -> None:
     assert (list(messages.x), list(messages.y)) == ([1000, 1000], [2.5, 2.5])
 
 
+def test_a_report_looks_for_no_number_that_a_run_cannot_have(tmp_path: Path) -> None:
+    table = (Path(__file__).parents[1] / "docs/metrics.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"^\| `(\w+)` \|", table, re.M))
+    assert {key for key, *_ in (*NUMBERS, *MEDIANS)} <= known
+    assert "mfu" not in words(write_report(write_run(tmp_path)))
+
+
 def test_the_time_split_is_the_median_of_the_steady_rows(tmp_path: Path) -> None:
     split = read_run(write_run(tmp_path)).time_split()
     expected = {
@@ -119,8 +127,24 @@ def test_the_time_split_is_the_median_of_the_steady_rows(tmp_path: Path) -> None
         "wait_s": 0.0012,
         "idle_s": 0.0,
         "host_s": 0.0024,
+        "data_s": 0.0006,
     }
     assert split == {0: pytest.approx(expected), 1: pytest.approx(expected)}
+
+
+def test_the_parts_of_a_step_stack_up_to_the_step_and_data_stands_once(tmp_path: Path) -> None:
+    """A step of 12 ms of which the host has 2.4, with 0.6 of waiting for data in them."""
+    bars = {trace.name: list(trace.x) for trace in figures(read_run(write_run(tmp_path)))["time_split"].data}
+    expected = {"compute": 6, "exposed comm": 2.4, "wait": 1.2, "idle": 0, "host": 1.8, "data": 0.6}
+    assert bars == {name: pytest.approx([value] * 2) for name, value in expected.items()}
+    assert sum(values[0] for values in bars.values()) == pytest.approx(12)
+    # without the wait for data there is nothing to take off
+    rows = [json.loads(line) for line in FILES["metrics.jsonl"].splitlines()]
+    lines = [{key: value for key, value in own.items() if not key.endswith("data_s")} for own in rows]
+    text = "".join(json.dumps(own) + "\n" for own in lines)
+    run = read_run(write_run(tmp_path / "no_data", metrics_jsonl=text))
+    bars = {trace.name: list(trace.x) for trace in figures(run)["time_split"].data}
+    assert bars["host"] == pytest.approx([2.4, 2.4]) and "data" not in bars
 
 
 def test_texts_of_the_files_stay_texts(tmp_path: Path) -> None:
@@ -141,9 +165,12 @@ def test_the_page_names_no_address_and_forbids_every_request(tmp_path: Path) -> 
 def test_a_verdict_that_noise_forbids_says_so(tmp_path: Path) -> None:
     noisy = {**VERDICT, "too_noisy": True, "cause": "none", "override": None, "missing": []}
     told = words(write_report(write_run(tmp_path, verdict_json=json.dumps(noisy))))
-    assert "Too noisy to tell. The step scatters by 500 µs." in told
-    assert "The wall is the link ; there is no cause to remove" in told
-    assert "The change to make" not in told
+    assert "Too noisy to tell. The median is sure to 500 µs." in told
+    assert "The wall is the link ; too noisy to name a cause" in told
+    assert "no cause to remove" not in told and "The change to make" not in told
+    quiet = {**noisy, "too_noisy": False}
+    told = words(write_report(write_run(tmp_path, verdict_json=json.dumps(quiet))))
+    assert "The wall is the link ; there is no cause to remove" in told and "Too noisy" not in told
 
 
 def test_a_verdict_that_could_not_judge_all_does_not_say_that_all_is_well(tmp_path: Path) -> None:
@@ -207,6 +234,29 @@ def test_two_runs_stand_side_by_side_with_their_ratio(tmp_path: Path) -> None:
     assert [trace["name"] for trace in specs["step_times"]["data"]] == ["slow", "fast"]
 
 
+def test_bytes_on_the_wire_stand_side_by_side_by_the_step(tmp_path: Path) -> None:
+    """4800 bytes in four steps are 1200 a step, whatever other runs read at once; warm-up is left out."""
+    rows = [json.loads(line) for line in FILES["metrics.jsonl"].splitlines()]
+
+    def text(*readings: tuple[int | None, int | None]) -> str:
+        found = zip(rows, readings, strict=True)
+        every = ({**row, "bytes_wire": sent, "wire_steps": steps} for row, (sent, steps) in found)
+        return "".join(json.dumps(row) + "\n" for row in every)
+
+    steady = {**SUMMARY["steady"], "bytes_wire": {"median": 4800}}
+    first = write_run(
+        tmp_path / "rarely",
+        metrics_jsonl=text((None, None), (None, None), (None, None), (4800, 4)),
+        summary_json=json.dumps({**SUMMARY, "steady": steady}),
+    )
+    second = write_run(
+        tmp_path / "often",
+        metrics_jsonl=text((9999, 1), (1800, 1), (None, 1), (3600, 2)),
+    )
+    cells = ["bytes, wire with framing", "1.2 kB", "1.8 kB", "1.500"]
+    assert cells in table_rows(write_comparison(first, second))
+
+
 def test_bars_narrower_than_a_pixel_are_joined_and_no_time_is_lost() -> None:
     # of every 10 µs, 8 are compute and 2 launch
     bars = []
@@ -235,6 +285,25 @@ def test_a_trace_without_a_step_of_all_ranks_has_no_timeline() -> None:
     events = [event(rank, "a", "compute", 10.0 * step, 1, step) for rank in (0, 1) for step in (4, 5)]
     found = read_trace({"traceEvents": events, "otherData": recorded})
     assert found is not None and found.step == 4
+
+
+def test_transfers_that_overlap_are_drawn_among_transfers() -> None:
+    """Each has a tid of its own in trace.json, from 1 on; all of them are the rank's second lane."""
+    events = [event(0, "forward", "compute", 0, 9, 5)]
+    for tid, start in ((1, 1), (2, 2), (3, 3)):
+        events.append({**event(0, f"send {tid}", "transfer", start, 4, 5, bytes=8), "tid": tid})
+    events.append({**event(0, "of another tool", "host", 9, 1, 5), "tid": "main"})
+    found = read_trace({"traceEvents": events})
+    assert found is not None
+    assert {bar.name: bar.lane for bar in found.bars} == {
+        "forward": 0,
+        "of another tool": 0,
+        "send 1": 1,
+        "send 2": 1,
+        "send 3": 1,
+    }
+    heights = {trace.name: list(trace.y) for trace in timeline(found).data}
+    assert heights == {"compute": [0.0], "host": [0.0], "transfer": [1.0, 1.0, 1.0]}
 
 
 def test_numbers_read_well() -> None:

@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 
 from collectives.group import World
 from tests.ranks import RankPools
 from tests.training import config, make_loop
-from trainer.config import RunConfig, StrategyConfig, TrainerConfig
+from trainer.config import CollectivesConfig, RunConfig, StrategyConfig, TrainerConfig
+from trainer.history import History
+from trainer.recorder import Recorded
+from trainer.report_trace import read_trace
 from trainer.trace import write_trace
 
 SCHEMA = json.loads((Path(__file__).parent / "trace_event.schema.json").read_text())
@@ -51,25 +55,32 @@ def traced(world: World, run: RunConfig) -> None:
     loop.run()
     if world.rank == 0:
         last = loop.history.last
-        write_trace(loop.timeline(last[0].recorded.rows), last, Path(run.run_dir), 0.0)
+        timeline = loop.timeline(last[0].recorded.rows)
+        write_trace(timeline, last, Path(run.run_dir), 0.0, loop.plan.task.algorithms)
+
+
+TENSOR = StrategyConfig("tensor", microbatches=2)
 
 
 @pytest.mark.parametrize(
-    "strategy",
+    ("strategy", "choice", "algorithms"),
     [
-        StrategyConfig("ddp", bucket_mb=0, microbatches=2),
-        StrategyConfig("tensor", microbatches=2),
-        StrategyConfig("pipeline", microbatches=4),
+        (StrategyConfig("ddp", bucket_mb=0, microbatches=2), "auto", {"all_reduce": "ring"}),
+        (TENSOR, "auto", {"all_gather": "direct", "reduce_scatter": "direct", "all_reduce": "ring"}),
+        (TENSOR, "native", {"all_gather": "ring", "reduce_scatter": "reduce_all", "all_reduce": "ring"}),
+        (StrategyConfig("pipeline", microbatches=4), "auto", {"send": "direct"}),
     ],
-    ids=lambda strategy: strategy.name,
+    ids=("ddp", "tensor", "tensor, native", "pipeline"),
 )
 def test_a_run_writes_a_trace_of_the_format(
-    strategy: StrategyConfig, ranks: RankPools, tmp_path: Path
+    strategy: StrategyConfig, choice: str, algorithms: dict[str, str], ranks: RankPools, tmp_path: Path
 ) -> None:
-    trainer = TrainerConfig(max_steps=6, warmup_steps=2)
-    ranks[2].run(traced, config(strategy, run_dir=str(tmp_path), trainer=trainer))
+    trainer = TrainerConfig(max_steps=6, warmup_steps=2, wire_every=2)
+    own = CollectivesConfig(algorithm=choice)
+    ranks[2].run(traced, config(strategy, run_dir=str(tmp_path), trainer=trainer, collectives=own))
     trace = json.loads((tmp_path / "trace.json").read_text())
     jsonschema.validate(trace, SCHEMA)
+    assert trace["otherData"]["steps"] == [4, 5]
     assert overlapping(trace) == []
     lanes = {
         (event["pid"], event["tid"]): event["args"]["name"]
@@ -81,6 +92,30 @@ def test_a_run_writes_a_trace_of_the_format(
     assert used <= lanes.keys()
     transfers = [event for event in trace["traceEvents"] if event.get("cat") == "transfer"]
     assert transfers and all(event["args"]["bytes"] > 0 for event in transfers)
+    told = {(event["args"]["operation"], event["args"]["algorithm"]) for event in transfers}
+    assert told == set(algorithms.items())
+    found = read_trace(trace)
+    assert found is not None and found.step == 5
+    assert found.transfers() and all(bar.algorithm for bar in found.transfers())
+
+
+@pytest.mark.parametrize(
+    ("observed", "short", "expected"),
+    [
+        ({9, 19}, set(), [18, 19]),
+        ({9}, set(), [8, 9]),  # a run that was stopped after it
+        ({0}, set(), [0]),
+        (set(), set(), [19, 20]),
+        ({9, 19}, {18}, [19]),  # the end of an epoch: other stamps
+        ({9, 19}, {18, 19}, [18, 19]),
+    ],
+)
+def test_the_steps_drawn_are_neighbours(observed: set[int], short: set[int], expected: list[int]) -> None:
+    """Of the steps 0 to 20 the last observed one, and the one before it if its batch was as large."""
+    history = History(16, warmup_steps=2)
+    for step in range(21):
+        history.add(step, Recorded(8 if step in short else 16, step in observed, [np.zeros(4)], [None]))
+    assert [kept.step for kept in history.last] == expected
 
 
 def test_the_schema_takes_what_torch_writes_for_the_same_viewers(tmp_path: Path) -> None:

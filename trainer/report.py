@@ -24,7 +24,8 @@ from trainer.summary import summarise
 
 Row = dict[str, Any]
 
-PARTS = ("compute_s", "exposed_comm_s", "wait_s", "idle_s", "host_s", "data_s")  # of a step, in cut order
+# Of a step, in cut order; all but data_s, which is a part of host_s, add up to it.
+PARTS = ("compute_s", "exposed_comm_s", "wait_s", "idle_s", "host_s", "data_s")
 CONSEQUENCES = {
     "config.yaml": "strategy and model are not known",
     "metrics.jsonl": "no step is on record",

@@ -73,7 +73,7 @@ def bytes_figure(run: Run) -> go.Figure | None:
 
 
 def split_figure(run: Run) -> go.Figure | None:
-    """The parts of a step of each rank, in ms, one bar a rank."""
+    """The parts of a step of each rank, in ms, one bar a rank; host is what of host_s is not data_s."""
     import plotly.graph_objects as go
 
     split = run.time_split()
@@ -82,8 +82,9 @@ def split_figure(run: Run) -> go.Figure | None:
     figure = go.Figure()
     ranks = sorted(split)
     for part in PARTS:
-        values = [split[rank].get(part) for rank in ranks]
+        values = [_stacked_s(split[rank], part) for rank in ranks]
         if any(value is not None for value in values):
+            words = "host_s - data_s" if part == "host_s" else part
             figure.add_trace(
                 go.Bar(
                     name=part.removesuffix("_s").replace("_", " "),
@@ -91,7 +92,7 @@ def split_figure(run: Run) -> go.Figure | None:
                     y=[f"rank {rank}" for rank in ranks],
                     x=[None if value is None else 1e3 * value for value in values],
                     marker={"color": PART_COLORS[part], "line": {"width": 0}},
-                    hovertemplate="%{y}, " + part + "<br>%{x:.4g} ms<extra></extra>",
+                    hovertemplate="%{y}, " + words + "<br>%{x:.4g} ms<extra></extra>",
                 )
             )
     figure.update_layout(
@@ -103,6 +104,14 @@ def split_figure(run: Run) -> go.Figure | None:
     figure.update_xaxes(title="median time (ms)", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return styled(figure)
+
+
+def _stacked_s(split: dict[str, float], part: str) -> float | None:
+    """A part as its bar is long: data_s is drawn beside host_s, of which it is a part."""
+    value = split.get(part)
+    if part != "host_s" or value is None:
+        return value
+    return max(0.0, value - split.get("data_s", 0.0))
 
 
 def link_figure(run: Run) -> go.Figure | None:

@@ -176,7 +176,8 @@ def _split(page: Page, run: Run) -> Markup:
     words = (
         "Median of each part over the steps after warm-up. Each instant of a step goes to the first that "
         "holds: compute, a transfer that is waited for with all peers there (exposed comm), waiting for a "
-        "late peer, idle with nothing ready, else the host; data is the wait for the next batch."
+        "late peer, idle with nothing ready, else the host. Data, the wait for the next batch, is a part of "
+        "host_s and drawn beside the rest of it."
     )
     return Markup(f"{_note(words)}{place}")
 

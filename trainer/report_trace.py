@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-COMMUNICATION = 1  # tid of a rank's transfers; tid 0 is its main thread
+COMMUNICATION = 1  # tid of a rank's transfers, and above it those that overlap; tid 0 is its main thread
 MOST_BARS = 6000  # a browser still zooms smoothly
 
 
@@ -16,7 +16,7 @@ class Bar:
     """One operation, or a run of `count` short ones; times in seconds from the step's first instant."""
 
     rank: int
-    lane: int  # 0 the main thread, 1 transfers
+    lane: int  # 0 the main thread, 1 all transfers
     name: str
     kind: str  # compute, launch, exposed, wait, idle, host, data, transfer
     what: str | None  # forward, dX, dW, loss, update, ...
@@ -96,10 +96,10 @@ def _is_operation(event: Mapping[str, Any]) -> bool:
 def _bar(event: Mapping[str, Any], first: float) -> Bar:
     """`first` is the step's first instant, in microseconds as all of the file."""
     args = event["args"]
-    microbatch, size = args.get("microbatch"), args.get("bytes")
+    microbatch, size, lane = args.get("microbatch"), args.get("bytes"), event.get("tid")
     return Bar(
         rank=event["pid"],
-        lane=COMMUNICATION if event.get("tid") == COMMUNICATION else 0,
+        lane=COMMUNICATION if type(lane) is int and lane >= COMMUNICATION else 0,
         name=str(event.get("name", "")),
         kind=event["cat"],
         what=_text(args.get("what")),
@@ -137,7 +137,7 @@ def _merged(bars: list[Bar], window_s: float) -> list[Bar]:
     """Bars shorter than a window, joined by kind within each window of their lane.
 
     They stand one after the other from the first one's start, so that what is drawn of a kind is still the
-    time that it took, and nothing lies over anything else.
+    time that it took, and nothing lies over anything else but transfers that overlapped.
     """
     merged: list[Bar] = []
     windows: dict[tuple[int, int, int], dict[tuple[str, str | None], Bar]] = {}

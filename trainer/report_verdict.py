@@ -22,9 +22,9 @@ def verdict(run: Run) -> Markup:
     parts = [f"<h2>{headline(found)}</h2>\n"]
     if found.get("too_noisy"):
         noise = number(found.get("noise_s"))
-        scatter = "" if noise is None else f" The step scatters by {seconds(noise)}."
+        sure = "" if noise is None else f" The median is sure to {seconds(noise)}."
         parts.append(
-            f'<p class="warning"><b>Too noisy to tell.</b>{escape(scatter)} A cause whose removal gives back '
+            f'<p class="warning"><b>Too noisy to tell.</b>{escape(sure)} A cause whose removal gives back '
             "less cannot be told from chance; run longer, or on a quiet machine.</p>\n"
         )
     if isinstance(found.get("sentence"), str):
@@ -44,7 +44,9 @@ def headline(found: Row) -> Markup:
     """The wall is the link; the cause is no overlap on rank 3."""
     wall, cause = found.get("wall"), found.get("cause")
     text = f"The wall is {_word(WALLS.get(str(wall), wall))}" if wall else "The wall is not known"
-    if cause == "none":
+    if found.get("too_noisy"):
+        text += "; too noisy to name a cause"
+    elif cause == "none":
         text += "; no cause was found" if found.get("missing") else "; there is no cause to remove"
     elif cause:
         rank = found.get("rank")
