@@ -226,6 +226,29 @@ def test_two_runs_stand_side_by_side_with_their_ratio(tmp_path: Path) -> None:
     assert [trace["name"] for trace in specs["step_times"]["data"]] == ["slow", "fast"]
 
 
+def test_bytes_on_the_wire_stand_side_by_side_by_the_step(tmp_path: Path) -> None:
+    """4800 bytes in four steps are 1200 a step, whatever other runs read at once; warm-up is left out."""
+    rows = [json.loads(line) for line in FILES["metrics.jsonl"].splitlines()]
+
+    def text(*readings: tuple[int | None, int | None]) -> str:
+        found = zip(rows, readings, strict=True)
+        every = ({**row, "bytes_wire": sent, "wire_steps": steps} for row, (sent, steps) in found)
+        return "".join(json.dumps(row) + "\n" for row in every)
+
+    steady = {**SUMMARY["steady"], "bytes_wire": {"median": 4800}}
+    first = write_run(
+        tmp_path / "rarely",
+        metrics_jsonl=text((None, None), (None, None), (None, None), (4800, 4)),
+        summary_json=json.dumps({**SUMMARY, "steady": steady}),
+    )
+    second = write_run(
+        tmp_path / "often",
+        metrics_jsonl=text((9999, 1), (1800, 1), (None, 1), (3600, 2)),
+    )
+    cells = ["bytes, wire with framing", "1.2 kB", "1.8 kB", "1.500"]
+    assert cells in table_rows(write_comparison(first, second))
+
+
 def test_bars_narrower_than_a_pixel_are_joined_and_no_time_is_lost() -> None:
     # of every 10 µs, 8 are compute and 2 launch
     bars = []

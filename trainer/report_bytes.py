@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.report import Run, entries, number, present, ranks_of
+from trainer.report import Row, Run, entries, number, present, ranks_of
 from trainer.report_text import NONE, Markup, escape, folded, plain, table
 
 COLUMNS = ("bytes_least", "bytes_predicted", "bytes_sent", "bytes_received")
@@ -56,6 +57,12 @@ def net_wire(wire: dict[str, Any]) -> float | None:
     """Bytes on the wire less the framing of the backend; None where either is unknown."""
     total, framing = number(wire.get("bytes_wire")), number(wire.get("bytes_framing"))
     return None if total is None or framing is None else total - framing
+
+
+def wire_readings(rows: Iterable[Row]) -> list[float]:
+    """Bytes on the wire a step, with framing, of each reading: one covers its row's `wire_steps` steps."""
+    readings = [(number(row.get("bytes_wire")), number(row.get("wire_steps"))) for row in rows]
+    return [sent / steps for sent, steps in readings if sent is not None and steps]
 
 
 def column_sum(rows: list[dict[str, Any]], key: str) -> float | None:

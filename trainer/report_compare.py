@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from trainer.report import PARTS, Run, mapping, read_run
+from trainer.report_bytes import wire_readings
 from trainer.report_page import Page, add_run, tried, write_page
 from trainer.report_steps import step_times_figure
 from trainer.report_summary import facts
@@ -33,7 +35,7 @@ MEDIANS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("bytes_least", "bytes, least", size),
     ("bytes_predicted", "bytes, predicted", size),
     ("bytes_sent", "bytes, sent", size),
-    ("bytes_wire", "bytes, wire", size),
+    ("bytes_wire", "bytes, wire with framing", size),
     ("bytes_sent_total", "bytes, sent by all ranks", size),
     ("effective_bandwidth_GBps", "effective bandwidth", bandwidth),
     ("achieved_bandwidth_GBps", "achieved bandwidth", bandwidth),
@@ -81,10 +83,18 @@ def ratio(value: float | None, other: float | None) -> str:
     return NONE if value is None or other is None or value == 0 else f"{other / value:.3f}"
 
 
+def _median(run: Run, key: str) -> float | None:
+    """A step's; a reading of the wire is over several."""
+    if key != "bytes_wire":
+        return run.median(key)
+    readings = wire_readings(run.steady_rows)
+    return statistics.median(readings) if readings else None
+
+
 def _numbers(page: Page, run: Run, other: Run, first: str, second: str) -> Markup:
     rows = []
     for key, label, written in MEDIANS:
-        value, beside = run.median(key), other.median(key)
+        value, beside = _median(run, key), _median(other, key)
         if value is None and beside is None:
             continue
         rows.append((label, written(value), written(beside), ratio(value, beside)))

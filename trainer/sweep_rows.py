@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainer.report import Row, Run, mapping, number, present, read_records
+from trainer.report_bytes import wire_readings
 from trainer.report_compare import flat
 from trainer.sweep_columns import COLUMNS, MEDIANS
 from trainer.sweep_files import Job
@@ -97,18 +98,12 @@ def _numbers(run: Run) -> Row:
     found |= {"samples_per_s": median, "samples_per_s_low": low, "samples_per_s_high": high}
     for key in MEDIANS:
         found[key] = _median(present(row.get(key) for row in steady))
-    found["bytes_wire"] = _median(_readings(steady))
+    found["bytes_wire"] = _median(wire_readings(steady))
     found["loss"] = number(run.rows[-1].get("loss")) if run.rows else None
     for key in ("eval_loss", "eval_accuracy"):
         values = present(row.get(key) for row in run.rows)
         found[key] = values[-1] if values else None
     return found
-
-
-def _readings(rows: list[Row]) -> list[float]:
-    """Bytes on the wire a step, of each reading."""
-    readings = [(number(row.get("bytes_wire")), number(row.get("wire_steps"))) for row in rows]
-    return [sent / steps for sent, steps in readings if sent is not None and steps]
 
 
 def _median(values: list[float]) -> float | None:
