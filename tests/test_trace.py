@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,8 @@ from collectives.group import World
 from tests.ranks import RankPools
 from tests.training import config, make_loop
 from trainer.config import RunConfig, StrategyConfig, TrainerConfig
+from trainer.history import History
+from trainer.recorder import Recorded
 from trainer.trace import write_trace
 
 SCHEMA = json.loads((Path(__file__).parent / "trace_event.schema.json").read_text())
@@ -66,10 +69,11 @@ def traced(world: World, run: RunConfig) -> None:
 def test_a_run_writes_a_trace_of_the_format(
     strategy: StrategyConfig, ranks: RankPools, tmp_path: Path
 ) -> None:
-    trainer = TrainerConfig(max_steps=6, warmup_steps=2)
+    trainer = TrainerConfig(max_steps=6, warmup_steps=2, wire_every=2)
     ranks[2].run(traced, config(strategy, run_dir=str(tmp_path), trainer=trainer))
     trace = json.loads((tmp_path / "trace.json").read_text())
     jsonschema.validate(trace, SCHEMA)
+    assert trace["otherData"]["steps"] == [4, 5]
     assert overlapping(trace) == []
     lanes = {
         (event["pid"], event["tid"]): event["args"]["name"]
@@ -81,6 +85,25 @@ def test_a_run_writes_a_trace_of_the_format(
     assert used <= lanes.keys()
     transfers = [event for event in trace["traceEvents"] if event.get("cat") == "transfer"]
     assert transfers and all(event["args"]["bytes"] > 0 for event in transfers)
+
+
+@pytest.mark.parametrize(
+    ("observed", "short", "expected"),
+    [
+        ({9, 19}, set(), [18, 19]),
+        ({9}, set(), [8, 9]),  # a run that was stopped after it
+        ({0}, set(), [0]),
+        (set(), set(), [19, 20]),
+        ({9, 19}, {18}, [19]),  # the end of an epoch: other stamps
+        ({9, 19}, {18, 19}, [18, 19]),
+    ],
+)
+def test_the_steps_drawn_are_neighbours(observed: set[int], short: set[int], expected: list[int]) -> None:
+    """Of the steps 0 to 20 the last observed one, and the one before it if its batch was as large."""
+    history = History(16, warmup_steps=2)
+    for step in range(21):
+        history.add(step, Recorded(8 if step in short else 16, step in observed, [np.zeros(4)], [None]))
+    assert [kept.step for kept in history.last] == expected
 
 
 def test_the_schema_takes_what_torch_writes_for_the_same_viewers(tmp_path: Path) -> None:

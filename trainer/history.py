@@ -41,18 +41,21 @@ class Sample:
 
 
 class History:
-    """Steps after warm-up on batches of full size, observed ones apart; and the last ones in a row."""
+    """Steps after warm-up on batches of full size, observed ones apart; and two in a row, for drawing."""
 
     def __init__(self, rows: int, warmup_steps: int) -> None:
         self.rows, self.warmup_steps = rows, warmup_steps
         self.plain, self.observed = Sample(), Sample()
-        self.last: list[Kept] = []  # up to an observed one, for drawing
+        # The last observed step (of all, where none was), and before it its neighbour if on as many rows.
+        self.last: list[Kept] = []
+        self._newest: Kept | None = None
 
     def add(self, step: int, recorded: Recorded) -> None:
         kept = Kept(step, recorded)
         if recorded.observed or not any(own.recorded.observed for own in self.last):
-            before = [own for own in self.last[-1:] if own.recorded.rows == recorded.rows]
-            self.last = [*before, kept]
+            before = self._newest
+            self.last = [kept] if before is None or before.recorded.rows != recorded.rows else [before, kept]
+        self._newest = kept
         if step >= self.warmup_steps and recorded.rows == self.rows:
             (self.observed if recorded.observed else self.plain).add(kept)
 

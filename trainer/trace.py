@@ -1,4 +1,4 @@
-"""trace.json: the last steps of a run in the trace event format, which Perfetto and chrome://tracing open.
+"""trace.json: two steps of a run in the trace event format, which Perfetto and chrome://tracing open.
 
 A process for each rank; its lanes are what its thread does, and the transfers, each from
 its last arrival to its completion. Transfers that overlap have lanes of their own: within one
