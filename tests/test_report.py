@@ -13,9 +13,10 @@ import pytest
 from tests.report_run import FILES, SUMMARY, VERDICT, event, markup, table_rows, words, write_run
 from trainer.report import read_run
 from trainer.report_cli import main
-from trainer.report_compare import write_comparison
+from trainer.report_compare import MEDIANS, write_comparison
 from trainer.report_figures import figures
 from trainer.report_page import write_report
+from trainer.report_summary import NUMBERS
 from trainer.report_text import NONE, seconds, size
 from trainer.report_timeline import timeline
 from trainer.report_trace import Bar, StepTrace, read_trace, thinned
@@ -109,6 +110,13 @@ def test_the_step_s_messages_stand_on_the_link_curve(tmp_path: Path) -> None:
     curve, messages = figures(read_run(write_run(tmp_path)))["link"].data
     assert (curve.name, list(curve.x), list(curve.y)) == ("all_reduce on 2", [100, 10_000], [1.0, 4.0])
     assert (list(messages.x), list(messages.y)) == ([1000, 1000], [2.5, 2.5])
+
+
+def test_a_report_looks_for_no_number_that_a_run_cannot_have(tmp_path: Path) -> None:
+    table = (Path(__file__).parents[1] / "docs/metrics.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"^\| `(\w+)` \|", table, re.M))
+    assert {key for key, *_ in (*NUMBERS, *MEDIANS)} <= known
+    assert "mfu" not in words(write_report(write_run(tmp_path)))
 
 
 def test_the_time_split_is_the_median_of_the_steady_rows(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ NUMBERS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("overlap", "transfer hidden under compute", share),
     ("bubble_fraction", "bubble", share),
     ("bubble_expected", "bubble of the closed form", share),
-    ("mfu", "of the peak FLOP/s", share),
     ("peak_memory_bytes", "peak memory, largest rank", size),
 )
 
