@@ -17,9 +17,10 @@ import torch
 from collectives.group import World
 from tests.ranks import RankPools
 from tests.training import config, make_loop
-from trainer.config import RunConfig, StrategyConfig, TrainerConfig
+from trainer.config import CollectivesConfig, RunConfig, StrategyConfig, TrainerConfig
 from trainer.history import History
 from trainer.recorder import Recorded
+from trainer.report_trace import read_trace
 from trainer.trace import write_trace
 
 SCHEMA = json.loads((Path(__file__).parent / "trace_event.schema.json").read_text())
@@ -54,23 +55,29 @@ def traced(world: World, run: RunConfig) -> None:
     loop.run()
     if world.rank == 0:
         last = loop.history.last
-        write_trace(loop.timeline(last[0].recorded.rows), last, Path(run.run_dir), 0.0)
+        timeline = loop.timeline(last[0].recorded.rows)
+        write_trace(timeline, last, Path(run.run_dir), 0.0, loop.plan.task.algorithms)
+
+
+TENSOR = StrategyConfig("tensor", microbatches=2)
 
 
 @pytest.mark.parametrize(
-    "strategy",
+    ("strategy", "choice", "algorithms"),
     [
-        StrategyConfig("ddp", bucket_mb=0, microbatches=2),
-        StrategyConfig("tensor", microbatches=2),
-        StrategyConfig("pipeline", microbatches=4),
+        (StrategyConfig("ddp", bucket_mb=0, microbatches=2), "auto", {"all_reduce": "ring"}),
+        (TENSOR, "auto", {"all_gather": "direct", "reduce_scatter": "direct", "all_reduce": "ring"}),
+        (TENSOR, "native", {"all_gather": "ring", "reduce_scatter": "reduce_all", "all_reduce": "ring"}),
+        (StrategyConfig("pipeline", microbatches=4), "auto", {"send": "direct"}),
     ],
-    ids=lambda strategy: strategy.name,
+    ids=("ddp", "tensor", "tensor, native", "pipeline"),
 )
 def test_a_run_writes_a_trace_of_the_format(
-    strategy: StrategyConfig, ranks: RankPools, tmp_path: Path
+    strategy: StrategyConfig, choice: str, algorithms: dict[str, str], ranks: RankPools, tmp_path: Path
 ) -> None:
     trainer = TrainerConfig(max_steps=6, warmup_steps=2, wire_every=2)
-    ranks[2].run(traced, config(strategy, run_dir=str(tmp_path), trainer=trainer))
+    own = CollectivesConfig(algorithm=choice)
+    ranks[2].run(traced, config(strategy, run_dir=str(tmp_path), trainer=trainer, collectives=own))
     trace = json.loads((tmp_path / "trace.json").read_text())
     jsonschema.validate(trace, SCHEMA)
     assert trace["otherData"]["steps"] == [4, 5]
@@ -85,6 +92,11 @@ def test_a_run_writes_a_trace_of_the_format(
     assert used <= lanes.keys()
     transfers = [event for event in trace["traceEvents"] if event.get("cat") == "transfer"]
     assert transfers and all(event["args"]["bytes"] > 0 for event in transfers)
+    told = {(event["args"]["operation"], event["args"]["algorithm"]) for event in transfers}
+    assert told == set(algorithms.items())
+    found = read_trace(trace)
+    assert found is not None and found.step == 5
+    assert found.transfers() and all(bar.algorithm for bar in found.transfers())
 
 
 @pytest.mark.parametrize(

@@ -380,7 +380,7 @@ def test_the_trace_holds_the_step_as_it_was(tmp_path: Path) -> None:
     plan = plan_of(StrategyConfig("ddp"))
     records = stamps(plan, {0: 1 * MS, 1: 2 * MS}, 3 * MS, steps=2)
     kept = [Kept(step, Recorded(16, False, own, [None, None])) for step, own in enumerate(records)]
-    write_trace(timeline_of(plan), kept, tmp_path, 0.0)
+    write_trace(timeline_of(plan), kept, tmp_path, 0.0, plan.task.algorithms)
     trace = json.loads((tmp_path / "trace.json").read_text())
     events = trace["traceEvents"]
     assert trace["otherData"]["steps"] == [0, 1]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.traffic import ITEMSIZE
+from collectives.traffic import ITEMSIZE, Algorithms
 from strategies.communication import Communication, Recv
 from strategies.compute import LayerOperation
 from strategies.values import Operation
@@ -30,14 +30,23 @@ MICRO = 1e6
 Event = dict[str, Any]
 
 
-def write_trace(timeline: Timeline, steps: Sequence[Kept], run_dir: Path, clock_error_s: float) -> None:
-    """Write the steps, all on batches of one size; nothing where there are none."""
+def write_trace(
+    timeline: Timeline,
+    steps: Sequence[Kept],
+    run_dir: Path,
+    clock_error_s: float,
+    algorithms: Algorithms,
+) -> None:
+    """Write the steps, all on batches of one size; nothing where there are none.
+
+    `algorithms` are those of the run's task.
+    """
     if not steps:
         return
     origin = min(float(record[0]) for kept in steps for record in kept.recorded.records)
     events: list[Event] = []
     for kept in steps:
-        events += _step_events(timeline, kept, origin)
+        events += _step_events(timeline, kept, origin, algorithms)
     trace = {
         "traceEvents": [*_names(events, len(timeline.tracks)), *events],
         "displayTimeUnit": "ms",
@@ -63,7 +72,7 @@ def _names(events: Sequence[Event], ranks: int) -> Iterator[Event]:
             yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": lane, "args": sort}
 
 
-def _step_events(timeline: Timeline, kept: Kept, origin: float) -> Iterator[Event]:
+def _step_events(timeline: Timeline, kept: Kept, origin: float, algorithms: Algorithms) -> Iterator[Event]:
     arrivals = timeline.arrivals(kept.recorded.records)
     for rank, record in enumerate(kept.recorded.records):
         track, marks = timeline.tracks[rank], timeline.marks(rank, record)
@@ -90,7 +99,7 @@ def _step_events(timeline: Timeline, kept: Kept, origin: float) -> Iterator[Even
         yield event("filling buffers", "host", taken, marks[0])
         for place, span in enumerate(track.spans):
             start, stop = float(marks[place]), float(marks[place + 1])
-            args = arguments(span)
+            args = arguments(span, algorithms)
             if span.kind == COMPUTE:
                 yield event(span.operation.identity, "compute", start, stop, **args)
             elif span.kind == LAUNCH:
@@ -105,28 +114,32 @@ def _step_events(timeline: Timeline, kept: Kept, origin: float) -> Iterator[Even
                     yield event(name, "exposed", arrived, stop, **args)
         yield event("logging and control", "host", marks[-1], float(timeline.step_end(rank, record)))
         if kept.recorded.observed:
-            yield from _transfers(timeline, rank, record, arrivals, event)
+            for place, start, stop, lane in _transfers(timeline, rank, record, arrivals):
+                span = track.spans[place]
+                yield event(
+                    span.operation.identity, "transfer", start, stop, lane, **arguments(span, algorithms)
+                )
 
 
 def _transfers(
-    timeline: Timeline, rank: int, record: np.ndarray, arrivals: np.ndarray, event: Any
-) -> Iterator[Event]:
+    timeline: Timeline, rank: int, record: np.ndarray, arrivals: np.ndarray
+) -> Iterator[tuple[int, float, float, int]]:
+    """(place of the span that starts it, start, stop, lane) of each of the rank's transfers."""
     track = timeline.tracks[rank]
     starts = [own for own in track.starts if track.kinds[own[0]] != MEET]
     found = []
     for (place, number), stop in zip(starts, timeline.ends(rank, record), strict=True):
         if not np.isnan(stop) and not isinstance(track.spans[place].operation, Recv):  # the sender draws it
             start = float(arrivals[number])
-            found.append((start, max(start, float(stop)), track.spans[place]))
+            found.append((start, max(start, float(stop)), place))
     free = [0.0]  # when each lane is
-    for start, stop, span in sorted(found, key=lambda own: own[:2]):
+    for start, stop, place in sorted(found):
         lane = next((k for k, until in enumerate(free) if until <= start), len(free))
         free[lane:] = [stop, *free[lane + 1 :]]
-        name, args = span.operation.identity, arguments(span)
-        yield event(name, "transfer", start, stop, COMMUNICATION_LANE + lane, **args)
+        yield place, start, stop, COMMUNICATION_LANE + lane
 
 
-def arguments(span: Span) -> dict[str, Any]:
+def arguments(span: Span, algorithms: Algorithms) -> dict[str, Any]:
     """What a reader of the trace is told of a span."""
     operation: Operation = span.operation
     found: dict[str, Any] = {"what": what(operation)}
@@ -137,6 +150,7 @@ def arguments(span: Span) -> dict[str, Any]:
         found |= {
             "bytes": operation.numel * ITEMSIZE[operation.dtype],
             "operation": operation.verb,
+            "algorithm": getattr(algorithms, operation.verb, "direct"),  # a message to one peer has no other
             "group": "pair" if group is None else group.name,
             "ranks": 2 if group is None else group.size,
         }

@@ -246,7 +246,8 @@ class Output:
             last = loop.history.last
             if last:
                 clocks = loop.recorder.clocks
-                write_trace(loop.timeline(last[0].recorded.rows), last, folder, clocks.error_s)
+                drawn = loop.timeline(last[0].recorded.rows)
+                write_trace(drawn, last, folder, clocks.error_s, self.plan.task.algorithms)
             timeline = loop.timeline(self.plan.batch_rows[0])
             remedies = Remedies(self.plan, self.links, self.cpu_is_shared, ended.probes)
             judge = Judge(self.plan, timeline, loop.history, remedies, loop.world.nodes)
