@@ -60,7 +60,7 @@ def net_wire(wire: dict[str, Any]) -> float | None:
 
 
 def wire_readings(rows: Iterable[Row]) -> list[float]:
-    """Bytes on the wire a step, framing included, of each reading, which covers `wire_steps` steps."""
+    """Bytes on the wire a step, with framing, of each reading: one covers its row's `wire_steps` steps."""
     readings = [(number(row.get("bytes_wire")), number(row.get("wire_steps"))) for row in rows]
     return [sent / steps for sent, steps in readings if sent is not None and steps]
 
