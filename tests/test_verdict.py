@@ -182,6 +182,25 @@ def curve(verb: str, times: dict[int, float], algorithm: str = "ring") -> LinkCu
     return LinkCurve([Curve(verb, 2, points)], {})
 
 
+def test_one_bucket_without_overlap_needs_smaller_ones_and_overlap() -> None:
+    """Four layers of 1 MiB in one bucket, reduced in 12 ms after backward: 1 + 13 + 12 + 1 + 1 = 28 ms.
+
+    Overlap alone changes nothing. A bucket a layer takes 3 ms: launched 7, 9.1, 11.2 and 13.3 ms after the
+    first forward, they are complete after 10, 13, 16 and 19; an update of a quarter, 0.25 ms, follows the last.
+    1 + 19.25 + 1 ms are 6.75 less.
+    """
+    sizes = ModelConfig(num_layers=4, hidden_dim=512)
+    plan = plan_of(StrategyConfig("ddp", overlap=False), model=sizes)
+    layer_bytes = 4 * (512 * 512 + 512)
+    link = curve("all_reduce", {layer_bytes: 3 * MS, 4 * layer_bytes: 12 * MS})
+    history = history_of(plan, stamps(plan, {0: MS, 1: MS}, 12 * MS))
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(link, link), False)).verdict()
+    assert verdict.cause == "no_overlap" and verdict.finding is not None
+    assert verdict.step_time_s == pytest.approx(28 * MS)
+    assert verdict.finding.override == "strategy.overlap=true strategy.bucket_mb=1"
+    assert verdict.finding.gain_s == pytest.approx(6.75 * MS)
+
+
 def test_small_messages_are_named_by_the_link_curve() -> None:
     """Eight reductions of 3 ms would be one of 3 ms: the curve is flat."""
     plan = plan_of(StrategyConfig("ddp", bucket_mb=0))
@@ -345,6 +364,9 @@ def test_what_can_be_changed() -> None:
     assert causes(StrategyConfig("pipeline", microbatches=4)) == {"idle_bubble", "small_microbatches"}
     assert causes(StrategyConfig("pipeline", partition=(3, 1))) == {"uneven_shards", "idle_bubble"}
     assert causes(StrategyConfig("single", microbatches=2), size=1) == {"small_microbatches"}
+    buckets = [c.override for c in changes(plan_of(StrategyConfig("ddp", overlap=False, bucket_mb=5)))]
+    both = "strategy.overlap=true strategy.bucket_mb=1"
+    assert buckets == ["strategy.overlap=true", both, "strategy.bucket_mb=25", "strategy.bucket_mb=100"]
     counts = [c.override for c in changes(plan_of(StrategyConfig("pipeline", microbatches=4)))]
     assert counts == [f"strategy.microbatches={m}" for m in (8, 16, 2, 1)]
     naive = [c.override for c in changes(plan_of(StrategyConfig("pipeline", schedule="naive")))]

@@ -71,10 +71,15 @@ def _changes(plan: Plan) -> Iterator[Change]:
         yield change("no_overlap", "strategy.overlap=true", replace(options, overlap=True))
     if many and name == "ddp":
         for size in BUCKETS_MB:
-            if size != options.bucket_mb and (size > options.bucket_mb or options.overlap):
-                # Smaller ones are filled earlier, so that they can go while backward goes on.
-                cause = "small_messages" if size > options.bucket_mb else "no_overlap"
-                yield change(cause, f"strategy.bucket_mb={size:g}", replace(options, bucket_mb=size))
+            text, new = f"strategy.bucket_mb={size:g}", replace(options, bucket_mb=size)
+            if size > options.bucket_mb:
+                yield change("small_messages", text, new)
+            elif size < options.bucket_mb and options.overlap:
+                # They are filled earlier, so that they can go while backward goes on.
+                yield change("no_overlap", text, new)
+            elif size < options.bucket_mb:
+                # A bucket that holds the whole model is filled when backward ends: overlap alone hides nothing.
+                yield change("no_overlap", f"strategy.overlap=true {text}", replace(new, overlap=True))
     best = algorithms_of(plan.backend, "auto")
     if many and best != task.algorithms:
         yield change("bad_algorithm", "collectives.algorithm=auto", with_task=replace(task, algorithms=best))
