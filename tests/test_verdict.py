@@ -140,6 +140,33 @@ def test_too_few_steps_say_nothing() -> None:
     assert sentence(verdict).endswith("run at least 3.")
 
 
+@pytest.mark.parametrize("steps", [3, 4, 5, 6, 7, 8])
+def test_three_steps_and_more_have_costs(steps: int) -> None:
+    """Steps of 1, 2, ... ms an operation: of six, only two lie between the quartiles, 2.25 and 4.75."""
+    plan = plan_of(NOT_OVERLAPPED)
+    records = [stamps(plan, {0: k * MS, 1: k * MS}, MS, steps=1)[0] for k in range(1, steps + 1)]
+    costs = measure(timeline_of(plan), plan.schedules(16), history_of(plan, records))
+    first, last = {3: (1, 3), 4: (1, 4), 5: (2, 4), 6: (1, 6), 7: (3, 5), 8: (3, 6)}[steps]
+    taken = [own.computes[0, ("Loss", 3, 8)] for own in costs]
+    assert taken == pytest.approx([k * MS for k in range(first, last + 1)])
+
+
+def test_observed_steps_count_where_there_are_too_few_others() -> None:
+    """Two plain steps and two observed ones, whose records go on with eight completions, none of them seen."""
+    plan = plan_of(NOT_OVERLAPPED)
+    history = History(16, 0)
+    for step, own in enumerate(stamps(plan, {0: MS, 1: MS}, 3 * MS)):
+        observed = step % 2 == 0
+        records = [np.append(record, np.full(8, np.nan)) for record in own] if observed else own
+        history.add(step, Recorded(16, observed, records, [None, None]))
+    assert [kept.step for kept in history.steady()] == [0, 1, 2, 3]
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(), False)).verdict()
+    assert (verdict.steps, verdict.cause) == (4, "no_overlap")
+    for step, own in enumerate(stamps(plan, {0: MS, 1: MS}, 3 * MS, steps=3), start=4):
+        history.add(step, Recorded(16, False, own, [None, None]))
+    assert [kept.step for kept in history.steady()] == [1, 3, 4, 5, 6]
+
+
 def test_no_step_gives_no_verdict() -> None:
     plan = plan_of(NOT_OVERLAPPED)
     judge = Judge(plan, timeline_of(plan), History(16, 0), Remedies(plan, Links(), False))

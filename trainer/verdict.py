@@ -21,7 +21,7 @@ from strategies.simulator import simulate
 from trainer.contention import ROUNDS, Contention, measured_contention
 from trainer.costs import Measurements, PlanCosts, UnknownCost, measure, step_time_s, typical
 from trainer.evidence import plan_numbers, time_split
-from trainer.history import History
+from trainer.history import History, stacked
 from trainer.plan import Plan
 from trainer.remedies import Remedies
 from trainer.slowness import slow_rank
@@ -136,7 +136,7 @@ class Judge:
         """Mean parts of the step over typical steps, by rank."""
         steps = typical(self.timeline, self.history.steady())
         records = [
-            np.stack([kept.recorded.records[rank][: self.timeline.length(rank, False)] for kept in steps])
+            stacked(steps, rank, self.timeline.length(rank, False))
             for rank in range(self.plan.world_size)
         ]
         parts = self.timeline.splits(records)
@@ -156,7 +156,7 @@ class Judge:
         steps = typical(self.timeline, self.history.steady())
         moved = multiplied = 0.0
         for rank, track in enumerate(self.timeline.tracks):
-            marks = self.timeline.marks(rank, np.stack([k.recorded.records[rank] for k in steps]))
+            marks = self.timeline.marks(rank, stacked(steps, rank, self.timeline.length(rank, False)))
             spent = np.diff(marks, axis=-1).mean(axis=0)
             for span, seconds in zip(track.spans, spent, strict=True):
                 if isinstance(span.operation, Update | GradientNorm):
