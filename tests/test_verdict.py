@@ -173,6 +173,18 @@ def test_no_step_gives_no_verdict() -> None:
     assert sentence(judge.verdict()) == "There is no verdict: no step after warm-up."
 
 
+def test_sending_within_the_call_that_starts_is_the_links_wall() -> None:
+    """Eight calls of 5 ms, of 42 ms of host; 13 operations and 8 updates of 1 ms; next to no waiting."""
+    plan = plan_of(NOT_OVERLAPPED)
+    history = history_of(plan, stamps(plan, {0: MS, 1: MS}, 0.1 * MS, launch_s=5 * MS))
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(), False)).verdict()
+    assert verdict.wall == "link"
+    numbers = {entry["name"]: entry["value"] for entry in verdict.evidence}
+    assert numbers["launch_s"] == pytest.approx(40 * MS)
+    assert numbers["host_s"] == pytest.approx(42 * MS)
+    assert numbers["exposed_comm_s"] < 1 * MS
+
+
 # What a change gives back
 
 
