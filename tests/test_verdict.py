@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from collectives.link import Curve, LinkCurve, Point
+from strategies.compute import GradientNorm, Update
 from strategies.simulator import simulate
 from trainer.config import (
     CollectivesConfig,
@@ -33,7 +34,7 @@ from trainer.probe import Probes
 from trainer.recorder import Recorded
 from trainer.remedies import Remedies
 from trainer.slowness import slow_rank
-from trainer.spans import COMPUTE, LAUNCH, WAIT
+from trainer.spans import COMPUTE, LAUNCH, MEET, WAIT
 from trainer.timeline import HEAD, Timeline
 from trainer.trace import write_trace
 from trainer.verdict import Judge
@@ -183,6 +184,29 @@ def test_sending_within_the_call_that_starts_is_the_links_wall() -> None:
     assert numbers["launch_s"] == pytest.approx(40 * MS)
     assert numbers["host_s"] == pytest.approx(42 * MS)
     assert numbers["exposed_comm_s"] < 1 * MS
+
+
+def test_waiting_in_the_norms_exchange_is_no_memory() -> None:
+    """Rank 3's first operation takes 41 ms, all others of 13 take 1 ms: 3 x 13 + 53 = 92 ms of computing.
+
+    The others wait 40 ms for it in the exchange, 120 ms together.
+    """
+    trainer = TrainerConfig(warmup_steps=0, clip_grad_norm=1.0)
+    plan = plan_of(StrategyConfig("ddp"), size=4, trainer=trainer)
+    timeline = Timeline(plan.schedules(16), True, False)
+    records = []
+    for rank, track in enumerate(timeline.tracks):
+        computes = [s.kind == COMPUTE and not isinstance(s.operation, Update | GradientNorm) for s in track.spans]
+        taken = np.where(computes, MS, 0.0)
+        taken[0 if rank == 3 else [s.kind for s in track.spans].index(MEET)] += 40 * MS
+        assert sum(computes) == 13
+        marks = np.cumsum([0.0, *taken])
+        records.append(np.array([0.0, 0.0, 0.0, *marks, marks[-1]]))
+    history = history_of(plan, [records] * 4)
+    verdict = Judge(plan, timeline, history, Remedies(plan, Links(), False)).verdict()
+    assert sum(split["compute_s"] for split in verdict.splits) == pytest.approx(92 * MS)
+    assert sum(split["wait_s"] for split in verdict.splits) == pytest.approx(120 * MS)
+    assert verdict.wall == "compute"
 
 
 # What a change gives back

@@ -25,7 +25,7 @@ from trainer.history import History, stacked
 from trainer.plan import Plan
 from trainer.remedies import Remedies
 from trainer.slowness import slow_rank
-from trainer.spans import LAUNCH, Span
+from trainer.spans import COMPUTE, LAUNCH, Span
 from trainer.timeline import SPLIT, Timeline
 from trainer.whatif import LEAST_SHARE
 
@@ -168,6 +168,8 @@ class Judge:
         """Whether more than half of computing reads and writes parameters and multiplies nothing."""
         moved = multiplied = 0.0
         for _, span, seconds in self._spans():
+            if span.kind != COMPUTE:  # the norm's exchange waits for the other ranks
+                continue
             if isinstance(span.operation, Update | GradientNorm):
                 moved += seconds
             elif isinstance(span.operation, LayerOperation):
