@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 
 from collectives.link import Curve, LinkCurve, Point
+from models.block import Model
 from strategies.compute import GradientNorm, Update
+from strategies.ddp import DataParallel
+from strategies.schedule import Schedule
 from strategies.simulator import simulate
+from strategies.strategy import Options, Task
 from trainer.config import (
     CollectivesConfig,
     DataConfig,
@@ -434,6 +438,37 @@ def test_what_can_be_changed() -> None:
     assert counts == [f"strategy.microbatches={m}" for m in (8, 16, 2, 1)]
     naive = [c.override for c in changes(plan_of(StrategyConfig("pipeline", schedule="naive")))]
     assert naive[0] == "strategy.schedule=1f1b strategy.microbatches=2"
+
+
+class EvenOnly(DataParallel):
+    """A plug-in's split that refuses odd microbatches where it makes the schedule of the last rank."""
+
+    def schedule(self, model: Model, world_size: int, rank: int, rows: int, task: Task) -> Schedule:
+        if rank == world_size - 1 and self.options.microbatches % 2:
+            raise RuntimeError("an odd number of microbatches")
+        return super().schedule(model, world_size, rank, rows, task)
+
+
+class NamedToo(DataParallel):
+    """A plug-in's split that options alone do not make."""
+
+    def __init__(self, options: Options, color: str) -> None:
+        super().__init__(options)
+
+
+def test_a_change_that_a_plug_in_refuses_is_left_out() -> None:
+    """Of 4 microbatches fewer are 2 and 1; larger buckets are 100 MiB, smaller ones 5 and 1."""
+    plan = plan_of(StrategyConfig("ddp", microbatches=4))
+    options = plan.strategy.options
+    buckets = [f"strategy.bucket_mb={size}" for size in (1, 5, 100)]
+    even = changes(dataclasses.replace(plan, strategy=EvenOnly(options)))
+    assert [change.override for change in even] == [*buckets, "strategy.microbatches=2"]
+    assert [change.override for change in changes(plan)] == [
+        *buckets,
+        "strategy.microbatches=2",
+        "strategy.microbatches=1",
+    ]
+    assert changes(dataclasses.replace(plan, strategy=NamedToo(options, "red"))) == []
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])

@@ -17,7 +17,7 @@ from trainer.link import Links
 from trainer.plan import Plan
 from trainer.probe import Probes, microbatches_of
 from trainer.rows import curve_time_s
-from trainer.whatif import Change, rebalanced
+from trainer.whatif import Change, possible, rebalanced
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,8 @@ class Remedies:
             return []
         options = replace(plan.strategy.options, partition=partition)
         text = f"strategy.partition=[{','.join(map(str, partition))}]"
-        return [Change("uneven_shards", text, type(plan.strategy)(options), plan.task)]
+        change = possible(plan, "uneven_shards", text, options, plan.task)
+        return [] if change is None else [change]
 
     def scale(self, measured: Measurements) -> ScaleTransfer | None:
         """Seconds of messages of other sizes: the curve's, and slower where the run's own were slower."""
