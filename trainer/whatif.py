@@ -91,6 +91,10 @@ def _changes(plan: Plan) -> Iterator[Change | None]:
     best = algorithms_of(plan.backend, "auto")
     if many and best != task.algorithms:
         yield change("bad_algorithm", "collectives.algorithm=auto", with_task=replace(task, algorithms=best))
+    if many and name == "tensor" and options.backward == "all_reduce":
+        # It gives every rank the whole gradient, of which one needs its own columns.
+        text = "strategy.backward=reduce_scatter"
+        yield change("bad_algorithm", text, replace(options, backward="reduce_scatter"))
     if many and name == "pipeline" and options.partition is not None:
         text = "strategy.partition=null"
         yield change("uneven_shards", text, replace(options, partition=None))
