@@ -296,6 +296,18 @@ def test_a_link_slower_than_planned_is_named() -> None:
     assert verdict.finding.gain_s == pytest.approx(2.8 * MS, rel=0.01)
 
 
+@pytest.mark.parametrize("budget_s", [0.0, 2.0])
+def test_a_link_that_was_not_measured_is_not_judged(budget_s: float) -> None:
+    """A curve is given, and no other measured; with time for it there was nothing to measure it for."""
+    measuring = CollectivesConfig(link_budget_s=budget_s)
+    plan = plan_of(StrategyConfig("ddp"), collectives=measuring)
+    given = curve("all_reduce", {16: 3 * MS, 2**20: 3 * MS})
+    history = history_of(plan, stamps(plan, {0: MS, 1: MS}, 3 * MS))
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(given), False)).verdict()
+    why = "wrong_link: with collectives.link_budget_s=0 this run has not measured its link"
+    assert verdict.missing == (() if budget_s else (why,))
+
+
 def test_a_slow_rank_is_named() -> None:
     """Rank 1 takes 1.5 ms where rank 0 takes 1: 13 operations of 0.5 ms until the first reduction."""
     plan = plan_of(StrategyConfig("ddp"))

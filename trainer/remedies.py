@@ -167,6 +167,12 @@ class Remedies:
         plan, here = self.links.plan, self.links.here
         return plan is not None and here is not None and plan is not here
 
+    @property
+    def lacks_own_link(self) -> bool:
+        """Whether the plan counted on a link curve, and the run was told to measure none."""
+        given = self.links.plan is not None and self.links.here is None
+        return given and self.plan.config.collectives.link_budget_s == 0
+
     def assumed_link(self, measured: Measurements) -> Measurements:
         """Transfers as fast as the plan's link curve says, where the run found its link slower than that."""
         plan, here = self.links.plan, self.links.here

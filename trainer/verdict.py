@@ -234,6 +234,8 @@ class Judge:
         if remedies.knows_two_links:
             times = [self._step_s(schedules, remedies.assumed_link(own)) for own in samples]
             weigh("wrong_link", None, times, None)
+        elif remedies.lacks_own_link:
+            missing.append("wrong_link: with collectives.link_budget_s=0 this run has not measured its link")
         return sorted(best.values(), key=lambda own: -own.gain_s), tuple(missing)
 
 
