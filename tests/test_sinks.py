@@ -115,6 +115,26 @@ def test_rows_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
     assert found == {"metrics.1.jsonl": 0, "metrics.2.jsonl": 1, "metrics.jsonl": 2}
 
 
+def test_an_earlier_run_is_set_aside_whole(tmp_path: Path) -> None:
+    """The second ends before its verdict, the third before its summary."""
+    later = ("summary.json", "verdict.json", "trace.json", "report.html")
+    for attempt, written in enumerate((later, later[:1], ())):
+        sinks = open_sinks(config(tmp_path), {})
+        sinks.write({"step": attempt})
+        for name in written:
+            (tmp_path / name).write_text(str(attempt))
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != "config.yaml"}
+    rows = {name: lines(tmp_path / name)[0]["step"] for name in kept if name.startswith("metrics")}
+    assert rows == {"metrics.1.jsonl": 0, "metrics.2.jsonl": 1, "metrics.jsonl": 2}
+    assert {name: text for name, text in kept.items() if name not in rows} == {
+        "summary.1.json": "0",
+        "verdict.1.json": "0",
+        "trace.1.json": "0",
+        "report.1.html": "0",
+        "summary.2.json": "1",
+    }
+
+
 def test_full_disk_is_raised_with_the_path() -> None:
     metrics = MetricsFile(Path("/dev/full"))
     with pytest.raises(OSError, match=r"^cannot write step 7 to /dev/full: No space left on device$"):

@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 
 from collectives.link import Curve, LinkCurve, Point
+from models.block import Model
+from strategies.compute import GradientNorm, Update
+from strategies.ddp import DataParallel
+from strategies.schedule import Schedule
 from strategies.simulator import simulate
+from strategies.strategy import Options, Task
 from trainer.config import (
     CollectivesConfig,
     DataConfig,
@@ -33,7 +38,7 @@ from trainer.probe import Probes
 from trainer.recorder import Recorded
 from trainer.remedies import Remedies
 from trainer.slowness import slow_rank
-from trainer.spans import COMPUTE, LAUNCH, WAIT
+from trainer.spans import COMPUTE, LAUNCH, MEET, WAIT
 from trainer.timeline import HEAD, Timeline
 from trainer.trace import write_trace
 from trainer.verdict import Judge
@@ -140,10 +145,72 @@ def test_too_few_steps_say_nothing() -> None:
     assert sentence(verdict).endswith("run at least 3.")
 
 
+@pytest.mark.parametrize("steps", [3, 4, 5, 6, 7, 8])
+def test_three_steps_and_more_have_costs(steps: int) -> None:
+    """Steps of 1, 2, ... ms an operation: of six, only two lie between the quartiles, 2.25 and 4.75."""
+    plan = plan_of(NOT_OVERLAPPED)
+    records = [stamps(plan, {0: k * MS, 1: k * MS}, MS, steps=1)[0] for k in range(1, steps + 1)]
+    costs = measure(timeline_of(plan), plan.schedules(16), history_of(plan, records))
+    first, last = {3: (1, 3), 4: (1, 4), 5: (2, 4), 6: (1, 6), 7: (3, 5), 8: (3, 6)}[steps]
+    taken = [own.computes[0, ("Loss", 3, 8)] for own in costs]
+    assert taken == pytest.approx([k * MS for k in range(first, last + 1)])
+
+
+def test_observed_steps_count_where_there_are_too_few_others() -> None:
+    """Two plain steps and two observed ones, whose records go on with eight completions, none of them seen."""
+    plan = plan_of(NOT_OVERLAPPED)
+    history = History(16, 0)
+    for step, own in enumerate(stamps(plan, {0: MS, 1: MS}, 3 * MS)):
+        observed = step % 2 == 0
+        records = [np.append(record, np.full(8, np.nan)) for record in own] if observed else own
+        history.add(step, Recorded(16, observed, records, [None, None]))
+    assert [kept.step for kept in history.steady()] == [0, 1, 2, 3]
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(), False)).verdict()
+    assert (verdict.steps, verdict.cause) == (4, "no_overlap")
+    for step, own in enumerate(stamps(plan, {0: MS, 1: MS}, 3 * MS, steps=3), start=4):
+        history.add(step, Recorded(16, False, own, [None, None]))
+    assert [kept.step for kept in history.steady()] == [1, 3, 4, 5, 6]
+
+
 def test_no_step_gives_no_verdict() -> None:
     plan = plan_of(NOT_OVERLAPPED)
     judge = Judge(plan, timeline_of(plan), History(16, 0), Remedies(plan, Links(), False))
     assert sentence(judge.verdict()) == "There is no verdict: no step after warm-up."
+
+
+def test_sending_within_the_call_that_starts_is_the_links_wall() -> None:
+    """Eight calls of 5 ms, of 42 ms of host; 13 operations and 8 updates of 1 ms; next to no waiting."""
+    plan = plan_of(NOT_OVERLAPPED)
+    history = history_of(plan, stamps(plan, {0: MS, 1: MS}, 0.1 * MS, launch_s=5 * MS))
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(), False)).verdict()
+    assert verdict.wall == "link"
+    numbers = {entry["name"]: entry["value"] for entry in verdict.evidence}
+    assert numbers["launch_s"] == pytest.approx(40 * MS)
+    assert numbers["host_s"] == pytest.approx(42 * MS)
+    assert numbers["exposed_comm_s"] < 1 * MS
+
+
+def test_waiting_in_the_norms_exchange_is_no_memory() -> None:
+    """Rank 3's first operation takes 41 ms, all others of 13 take 1 ms: 3 x 13 + 53 = 92 ms of computing.
+
+    The others wait 40 ms for it in the exchange, 120 ms together.
+    """
+    trainer = TrainerConfig(warmup_steps=0, clip_grad_norm=1.0)
+    plan = plan_of(StrategyConfig("ddp"), size=4, trainer=trainer)
+    timeline = Timeline(plan.schedules(16), True, False)
+    records = []
+    for rank, track in enumerate(timeline.tracks):
+        computes = [s.kind == COMPUTE and not isinstance(s.operation, Update | GradientNorm) for s in track.spans]
+        taken = np.where(computes, MS, 0.0)
+        taken[0 if rank == 3 else [s.kind for s in track.spans].index(MEET)] += 40 * MS
+        assert sum(computes) == 13
+        marks = np.cumsum([0.0, *taken])
+        records.append(np.array([0.0, 0.0, 0.0, *marks, marks[-1]]))
+    history = history_of(plan, [records] * 4)
+    verdict = Judge(plan, timeline, history, Remedies(plan, Links(), False)).verdict()
+    assert sum(split["compute_s"] for split in verdict.splits) == pytest.approx(92 * MS)
+    assert sum(split["wait_s"] for split in verdict.splits) == pytest.approx(120 * MS)
+    assert verdict.wall == "compute"
 
 
 # What a change gives back
@@ -182,6 +249,25 @@ def curve(verb: str, times: dict[int, float], algorithm: str = "ring") -> LinkCu
     return LinkCurve([Curve(verb, 2, points)], {})
 
 
+def test_one_bucket_without_overlap_needs_smaller_ones_and_overlap() -> None:
+    """Four layers of 1 MiB in one bucket, reduced in 12 ms after backward: 1 + 13 + 12 + 1 + 1 = 28 ms.
+
+    Overlap alone changes nothing. A bucket a layer takes 3 ms: launched 7, 9.1, 11.2 and 13.3 ms after the
+    first forward, they are complete after 10, 13, 16 and 19; an update of a quarter, 0.25 ms, follows the last.
+    1 + 19.25 + 1 ms are 6.75 less.
+    """
+    sizes = ModelConfig(num_layers=4, hidden_dim=512)
+    plan = plan_of(StrategyConfig("ddp", overlap=False), model=sizes)
+    layer_bytes = 4 * (512 * 512 + 512)
+    link = curve("all_reduce", {layer_bytes: 3 * MS, 4 * layer_bytes: 12 * MS})
+    history = history_of(plan, stamps(plan, {0: MS, 1: MS}, 12 * MS))
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(link, link), False)).verdict()
+    assert verdict.cause == "no_overlap" and verdict.finding is not None
+    assert verdict.step_time_s == pytest.approx(28 * MS)
+    assert verdict.finding.override == "strategy.overlap=true strategy.bucket_mb=1"
+    assert verdict.finding.gain_s == pytest.approx(6.75 * MS)
+
+
 def test_small_messages_are_named_by_the_link_curve() -> None:
     """Eight reductions of 3 ms would be one of 3 ms: the curve is flat."""
     plan = plan_of(StrategyConfig("ddp", bucket_mb=0))
@@ -208,6 +294,18 @@ def test_a_link_slower_than_planned_is_named() -> None:
     verdict = judge.verdict()
     assert verdict.cause == "wrong_link" and verdict.finding is not None
     assert verdict.finding.gain_s == pytest.approx(2.8 * MS, rel=0.01)
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 2.0])
+def test_a_link_that_was_not_measured_is_not_judged(budget_s: float) -> None:
+    """A curve is given, and no other measured; with time for it there was nothing to measure it for."""
+    measuring = CollectivesConfig(link_budget_s=budget_s)
+    plan = plan_of(StrategyConfig("ddp"), collectives=measuring)
+    given = curve("all_reduce", {16: 3 * MS, 2**20: 3 * MS})
+    history = history_of(plan, stamps(plan, {0: MS, 1: MS}, 3 * MS))
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(given), False)).verdict()
+    why = "wrong_link: with collectives.link_budget_s=0 this run has not measured its link"
+    assert verdict.missing == (() if budget_s else (why,))
 
 
 def test_a_slow_rank_is_named() -> None:
@@ -310,6 +408,26 @@ def test_an_algorithm_is_weighed_by_both_curves() -> None:
     assert verdict.finding.gain_s == pytest.approx(3 * 1.55 * MS, rel=0.01)
 
 
+@pytest.mark.parametrize("has_curve", [True, False])
+def test_a_reduction_that_gives_every_rank_all_is_a_bad_algorithm(has_curve: bool) -> None:
+    """Three all_reduces of 3 ms backward, where a reduce_scatter takes half as long, and sends half the bytes.
+
+    Half of 3.1 ms less the start of 0.1 ms: 1.55 ms saved three times. The loss's two all_reduces stay.
+    """
+    sizes = DataConfig(name="digits", batch_size=16)
+    plan = plan_of(StrategyConfig("tensor", backward="all_reduce"), data=sizes)
+    assert plan.task.loss == "cross_entropy"
+    history = history_of(plan, stamps(plan, {0: 0.01 * MS, 1: 0.01 * MS}, 3 * MS))
+    own = {"all_reduce": 4 * MS, "all_gather": 3 * MS, "reduce_scatter": 2 * MS}
+    curves = [c for verb, s in own.items() for c in curve(verb, {16: s, 2**20: s}).curves.values()]
+    link = LinkCurve(curves, {}) if has_curve else None
+    verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(link, link), False)).verdict()
+    assert (verdict.cause, verdict.missing) == ("bad_algorithm", ())
+    assert verdict.finding is not None
+    assert verdict.finding.override == "strategy.backward=reduce_scatter"
+    assert verdict.finding.gain_s == pytest.approx(3 * 1.55 * MS, rel=0.01)
+
+
 def replace_here(links: Links) -> Links:
     """As a run without a curve of its own has them: the plan counts on what was measured."""
     return dataclasses.replace(links, plan=links.here)
@@ -342,13 +460,48 @@ def test_what_can_be_changed() -> None:
 
     assert causes(StrategyConfig("ddp", overlap=False)) == {"no_overlap", "small_messages"}
     assert causes(StrategyConfig("tensor")) == set()
+    assert causes(StrategyConfig("tensor", backward="all_reduce")) == {"bad_algorithm"}
     assert causes(StrategyConfig("pipeline", microbatches=4)) == {"idle_bubble", "small_microbatches"}
     assert causes(StrategyConfig("pipeline", partition=(3, 1))) == {"uneven_shards", "idle_bubble"}
     assert causes(StrategyConfig("single", microbatches=2), size=1) == {"small_microbatches"}
+    buckets = [c.override for c in changes(plan_of(StrategyConfig("ddp", overlap=False, bucket_mb=5)))]
+    both = "strategy.overlap=true strategy.bucket_mb=1"
+    assert buckets == ["strategy.overlap=true", both, "strategy.bucket_mb=25", "strategy.bucket_mb=100"]
     counts = [c.override for c in changes(plan_of(StrategyConfig("pipeline", microbatches=4)))]
     assert counts == [f"strategy.microbatches={m}" for m in (8, 16, 2, 1)]
     naive = [c.override for c in changes(plan_of(StrategyConfig("pipeline", schedule="naive")))]
     assert naive[0] == "strategy.schedule=1f1b strategy.microbatches=2"
+
+
+class EvenOnly(DataParallel):
+    """A plug-in's split that refuses odd microbatches where it makes the schedule of the last rank."""
+
+    def schedule(self, model: Model, world_size: int, rank: int, rows: int, task: Task) -> Schedule:
+        if rank == world_size - 1 and self.options.microbatches % 2:
+            raise RuntimeError("an odd number of microbatches")
+        return super().schedule(model, world_size, rank, rows, task)
+
+
+class NamedToo(DataParallel):
+    """A plug-in's split that options alone do not make."""
+
+    def __init__(self, options: Options, color: str) -> None:
+        super().__init__(options)
+
+
+def test_a_change_that_a_plug_in_refuses_is_left_out() -> None:
+    """Of 4 microbatches fewer are 2 and 1; larger buckets are 100 MiB, smaller ones 5 and 1."""
+    plan = plan_of(StrategyConfig("ddp", microbatches=4))
+    options = plan.strategy.options
+    buckets = [f"strategy.bucket_mb={size}" for size in (1, 5, 100)]
+    even = changes(dataclasses.replace(plan, strategy=EvenOnly(options)))
+    assert [change.override for change in even] == [*buckets, "strategy.microbatches=2"]
+    assert [change.override for change in changes(plan)] == [
+        *buckets,
+        "strategy.microbatches=2",
+        "strategy.microbatches=1",
+    ]
+    assert changes(dataclasses.replace(plan, strategy=NamedToo(options, "red"))) == []
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])

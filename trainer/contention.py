@@ -21,7 +21,7 @@ from strategies.compute import LayerOperation
 from strategies.schedule import Schedule
 from strategies.simulator import Simulation, simulate
 from trainer.costs import ComputeKey, Measurements, PlanCosts, compute_key
-from trainer.history import Kept
+from trainer.history import Kept, stacked
 from trainer.spans import COMPUTE
 from trainer.timeline import Timeline
 
@@ -92,7 +92,7 @@ def measured_contention(
     nor a slow rank looks like contention.
     """
     marks = [
-        timeline.marks(rank, np.stack([kept.recorded.records[rank] for kept in steps]))
+        timeline.marks(rank, stacked(steps, rank, timeline.length(rank, False)))
         for rank in range(len(schedules))
     ]
     groups: list[tuple[np.ndarray, np.ndarray]] = []  # seconds of one operation, and its share in company

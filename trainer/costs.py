@@ -17,12 +17,11 @@ from strategies.communication import Communication, Wait
 from strategies.compute import GradientNorm, LayerOperation, Update
 from strategies.schedule import Schedule
 from strategies.values import Layer, Operation
-from trainer.history import History, Kept
+from trainer.history import FEWEST_STEPS, History, Kept, stacked
 from trainer.services import service_times, shortest_wait_s
 from trainer.spans import COMPUTE, LAUNCH
 from trainer.timeline import Timeline
 
-FEWEST_STEPS = 3  # fewer have no quartiles
 MOST_SAMPLES = 8
 
 ComputeKey = tuple[str, int, int]  # kind of operation, layer, rows
@@ -140,12 +139,13 @@ def elements(layers: Sequence[Layer]) -> int:
 
 
 def typical(timeline: Timeline, steps: Sequence[Kept]) -> list[Kept]:
-    """Those whose slowest rank's time lies between the quartiles; all where there are few."""
-    if len(steps) < 2 * FEWEST_STEPS:
+    """Those whose slowest rank's time lies between the quartiles; all where fewer than `FEWEST_STEPS` do."""
+    if len(steps) < FEWEST_STEPS:
         return list(steps)
     times = np.array([step_time_s(timeline, kept) for kept in steps])
     low, high = np.quantile(times, (0.25, 0.75))
-    return [kept for kept, time in zip(steps, times, strict=True) if low <= time <= high]
+    between = [kept for kept, time in zip(steps, times, strict=True) if low <= time <= high]
+    return between if len(between) >= FEWEST_STEPS else list(steps)
 
 
 def step_time_s(timeline: Timeline, kept: Kept) -> float:
@@ -167,7 +167,7 @@ def measure(timeline: Timeline, schedules: Sequence[Schedule], history: History)
         raise UnknownCost(f"{len(steps)} steps after warm-up say too little; run at least {FEWEST_STEPS}")
     chosen = np.unique(np.linspace(0, len(steps) - 1, MOST_SAMPLES).astype(int))
     steps = [steps[k] for k in chosen]
-    records = [np.stack([kept.recorded.records[r] for kept in steps]) for r in range(len(schedules))]
+    records = [stacked(steps, rank, timeline.length(rank, False)) for rank in range(len(schedules))]
     services = service_times(timeline, steps, history)
     waits = {rank: shortest_wait_s(timeline, rank, record) for rank, record in enumerate(records)}
     return [

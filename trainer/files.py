@@ -6,7 +6,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +53,38 @@ def as_record(values: Mapping[str, Any]) -> dict[str, Any]:
     return record
 
 
+def set_aside(folder: Path, names: Sequence[str]) -> None:
+    """Rename the files of an earlier job, all with one number: metrics.1.jsonl, summary.1.json, ...
+
+    What belongs together stays so, also where the next job is killed before it has written all of its own.
+
+    Raises:
+        OSError: one cannot be renamed.
+    """
+    paths = [folder / name for name in names]
+    number = 1
+    while any(_numbered(path, number).exists() for path in paths):
+        number += 1
+    for path in paths:
+        if path.is_file():
+            path.rename(_numbered(path, number))
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}.{number}{path.suffix}")
+
+
 class MetricsFile:
     """metrics.jsonl: one JSON object a line, one line a step, `schema` first.
 
     Every row is handed to the operating system at once, so the file is complete
     up to the last step however the process ends. Unmeasured values are null; so
     are NaN and infinity, whose keys are listed in the row's `non_finite`. Rows of
-    an earlier run in the same folder are kept as metrics.1.jsonl, metrics.2.jsonl, ...
+    an earlier run in the same folder are set aside first, see `set_aside`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if path.is_file():
-            number = 1
-            while (kept := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
-                number += 1
-            path.rename(kept)
         self._file = path.open("wb", buffering=0)
 
     def write(self, row: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from trainer.recorder import Recorded
 
 MOST_BYTES = 16 * 2**20
 FEWEST, MOST = 8, 256
+FEWEST_STEPS = 3  # that say something: fewer have no quartiles
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,10 @@ class History:
             (self.observed if recorded.observed else self.plain).add(kept)
 
     def steady(self) -> list[Kept]:
-        """By step; observed ones only where there are no others, since observing takes time."""
-        return self.plain.steps or self.observed.steps
+        """By step; observed ones, since observing takes time, only where there are too few others."""
+        if len(self.plain.steps) >= FEWEST_STEPS:
+            return self.plain.steps
+        return sorted([*self.plain.steps, *self.observed.steps], key=lambda kept: kept.step)
 
 
 def stacked(steps: Sequence[Kept], rank: int, width: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from trainer.link import Links
 from trainer.plan import Plan
 from trainer.probe import Probes, microbatches_of
 from trainer.rows import curve_time_s
-from trainer.whatif import Change, rebalanced
+from trainer.whatif import Change, possible, rebalanced
 
 
 @dataclass(frozen=True)
@@ -79,31 +79,41 @@ class Remedies:
     def _faster(self, change: Change, measured: Measurements) -> Measurements:
         """Other algorithms: a call, its start and its transfer together, as their curves are to each other.
 
-        Without curves, as the bytes are that they send.
+        Without curves, as the bytes are that they send. An all_reduce whose place a reduce_scatter takes is such
+        another algorithm.
         """
-        here, best = self.links.here, self.links.best
+        plan = self.plan
+        now = self.links.here or self.links.plan
+        then = now if change.task.algorithms == plan.task.algorithms else self.links.best
+        instead = _replaced(plan.strategy, change.strategy)
         transfers, launches = dict(measured.transfers), dict(measured.launches)
         factors: dict[str, list[float]] = {}
         for key, seconds in measured.transfers.items():
             verb, numel, dtype, n = key
-            old, new = (getattr(task.algorithms, verb, None) for task in (self.plan.task, change.task))
-            if verb == "send" or old == new or not numel:
+            new_verb = instead.get(verb, verb)
+            old = getattr(plan.task.algorithms, verb, None)
+            new = getattr(change.task.algorithms, new_verb, None)
+            if verb == "send" or (verb, old) == (new_verb, new) or not numel:
                 continue
             own = [s for (_, other), s in measured.launches.items() if other == verb]
             launch_s, size = sum(own) / len(own), numel * ITEMSIZE[dtype]
-            if here and best and (verb, n) in here.curves and (verb, n) in best.curves:
-                before, after = here.curve(verb, n), best.curve(verb, n)
+            if now and then and (verb, n) in now.curves and (new_verb, n) in then.curves:
+                before, after = now.curve(verb, n), then.curve(new_verb, n)
                 ratio = after.time_s(size) / before.time_s(size)
                 launches_s = before.launch_s(size), after.launch_s(size)
                 factor = launches_s[1] / launches_s[0] if launches_s[0] and launches_s[1] else 1.0
             else:
-                sent = [bytes_sent(verb, str(name), [numel // n] * n, dtype, n, 0) for name in (old, new)]
+                sent = [
+                    bytes_sent(called, str(name), [numel // n] * n, dtype, n, 0)
+                    for called, name in ((verb, old), (new_verb, new))
+                ]
                 ratio, factor = sent[1] / sent[0] if sent[0] else 1.0, 1.0
-            transfers[key] = max(0.0, (launch_s + seconds) * ratio - launch_s * factor)
+            transfers[new_verb, numel, dtype, n] = max(0.0, (launch_s + seconds) * ratio - launch_s * factor)
             factors.setdefault(verb, []).append(factor)
-        for rank, verb in measured.launches:
+        for (rank, verb), seconds in measured.launches.items():
             if verb in factors:
-                launches[rank, verb] *= sum(factors[verb]) / len(factors[verb])
+                factor = sum(factors[verb]) / len(factors[verb])
+                launches[rank, instead.get(verb, verb)] = seconds * factor
         return measured.changed(transfers=transfers, launches=launches)
 
     def _undisturbed(self, change: Change, measured: Measurements) -> Measurements:
@@ -157,6 +167,12 @@ class Remedies:
         plan, here = self.links.plan, self.links.here
         return plan is not None and here is not None and plan is not here
 
+    @property
+    def lacks_own_link(self) -> bool:
+        """Whether the plan counted on a link curve, and the run was told to measure none."""
+        given = self.links.plan is not None and self.links.here is None
+        return given and self.plan.config.collectives.link_budget_s == 0
+
     def assumed_link(self, measured: Measurements) -> Measurements:
         """Transfers as fast as the plan's link curve says, where the run found its link slower than that."""
         plan, here = self.links.plan, self.links.here
@@ -182,7 +198,8 @@ class Remedies:
             return []
         options = replace(plan.strategy.options, partition=partition)
         text = f"strategy.partition=[{','.join(map(str, partition))}]"
-        return [Change("uneven_shards", text, type(plan.strategy)(options), plan.task)]
+        change = possible(plan, "uneven_shards", text, options, plan.task)
+        return [] if change is None else [change]
 
     def scale(self, measured: Measurements) -> ScaleTransfer | None:
         """Seconds of messages of other sizes: the curve's, and slower where the run's own were slower."""
@@ -204,6 +221,12 @@ class Remedies:
             return seconds * factors.get(operation.verb, 1.0)
 
         return scaled
+
+
+def _replaced(old: Strategy, new: Strategy) -> dict[str, str]:
+    """Verb -> the verb that takes its place for the same result."""
+    before, after = old.options.backward, new.options.backward
+    return {} if old.name != "tensor" or before == after else {before: after}
 
 
 def layer_seconds(schedules: Sequence[Schedule], measured: Measurements) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.history import History, Kept
+from trainer.history import History, Kept, stacked
 from trainer.spans import LAUNCH, MEET, WAIT
 from trainer.timeline import Timeline
 
@@ -53,7 +53,7 @@ def _waits(timeline: Timeline, steps: Sequence[Kept]) -> tuple[np.ndarray, np.nd
     for rank, track in enumerate(timeline.tracks):
         if not track.waits:
             continue
-        record = np.stack([kept.recorded.records[rank] for kept in steps])
+        record = stacked(steps, rank, timeline.length(rank, False))
         marks = timeline.marks(rank, record)
         places, numbers = np.array(track.waits).T  # a rank waits once for each
         begin, end = marks[:, places], marks[:, places + 1]
@@ -94,7 +94,7 @@ def _between(timeline: Timeline, steps: Sequence[Kept], completed: np.ndarray) -
 
 def _arrivals(timeline: Timeline, steps: Sequence[Kept]) -> np.ndarray:
     ranks = range(len(timeline.tracks))
-    return timeline.arrivals([np.stack([kept.recorded.records[rank] for kept in steps]) for rank in ranks])
+    return timeline.arrivals([stacked(steps, rank, timeline.length(rank, False)) for rank in ranks])
 
 
 def shortest_wait_s(timeline: Timeline, rank: int, record: np.ndarray) -> float:

@@ -18,12 +18,14 @@ import yaml
 
 from trainer.config import InputError, LoggerConfig, RunConfig
 from trainer.environment import host_environment
-from trainer.files import MetricsFile, as_record, plain, write_atomically
+from trainer.files import MetricsFile, as_record, plain, set_aside, write_atomically
 from trainer.job import JobConfig
 from trainer.secrets import Redactor
 from trainer.summary import SteadyState, run_status
 from trainer.wandb_labels import wandb_config
 from trainer.wandb_sink import open_wandb
+
+LATER_FILES = ("summary.json", "verdict.json", "trace.json", "report.html")  # a job's, once it has rows
 
 _log = logging.getLogger(__name__)
 
@@ -148,6 +150,8 @@ def open_folder(
 ) -> Folder:
     """Makes the run's folder with config.yaml in it, then the file of rows, then the W&B run.
 
+    What an earlier job left there of rows and of `LATER_FILES` is set aside, so that no reader mixes the two.
+
     `environment` is what the caller knows (threads per rank, backend, device, ...);
     versions, processors and the commit of the working tree are added here.
 
@@ -161,6 +165,7 @@ def open_folder(
     public = plain(redactor.mapping(mapping), "", [])
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
+        set_aside(run_dir, (rows_name, *LATER_FILES))
         write_atomically(run_dir / "config.yaml", yaml.safe_dump(public, sort_keys=False, allow_unicode=True))
         rows = MetricsFile(run_dir / rows_name)
     except OSError as error:

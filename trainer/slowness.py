@@ -11,7 +11,7 @@ import numpy as np
 from strategies.compute import Backward, BackwardInput, LayerOperation
 from strategies.schedule import Schedule
 from trainer.costs import ComputeKey, Measurements, compute_key
-from trainer.history import History
+from trainer.history import History, stacked
 from trainer.timeline import Timeline
 
 LEAST_SHARE_OF_STEPS = 0.75  # in which it must be slower: a rank is slow, or it was for a moment
@@ -68,7 +68,7 @@ def slow_rank(timeline: Timeline, schedules: Sequence[Schedule], history: Histor
     times: list[dict[Work, np.ndarray]] = []  # by rank, [steps]: mean seconds of one such operation
     counts: list[dict[Work, int]] = []
     for rank, schedule in enumerate(schedules):
-        marks = timeline.marks(rank, np.stack([kept.recorded.records[rank] for kept in steps]))
+        marks = timeline.marks(rank, stacked(steps, rank, timeline.length(rank, False)))
         spent = np.diff(marks, axis=-1)
         places: dict[Work, list[int]] = defaultdict(list)
         for place, span in enumerate(timeline.tracks[rank].spans):

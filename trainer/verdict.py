@@ -8,7 +8,7 @@ more than the noise of its median. Nothing here knows of a case; healthy is what
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +21,11 @@ from strategies.simulator import simulate
 from trainer.contention import ROUNDS, Contention, measured_contention
 from trainer.costs import Measurements, PlanCosts, UnknownCost, measure, step_time_s, typical
 from trainer.evidence import plan_numbers, time_split
-from trainer.history import History
+from trainer.history import History, stacked
 from trainer.plan import Plan
 from trainer.remedies import Remedies
 from trainer.slowness import slow_rank
+from trainer.spans import COMPUTE, LAUNCH, Span
 from trainer.timeline import SPLIT, Timeline
 from trainer.whatif import LEAST_SHARE
 
@@ -91,13 +92,14 @@ class Judge:
         q1, q3 = (float(value) for value in np.quantile(times, (0.25, 0.75)))
         noise_s = max(high - middle, middle - low)
         splits = self._splits()
-        wall = self._wall(splits)
+        launch_s = self._launch_s()
+        wall = self._wall(splits, launch_s)
         schedules = self.plan.schedules(self.plan.batch_rows[0])
         try:
             samples = measure(self.timeline, schedules, self.history)
         except UnknownCost as error:
             why = (str(error),)
-            parts = tuple(time_split(splits, None))
+            parts = tuple(time_split(splits, launch_s, None))
             return Verdict(
                 wall, "none", middle, (q1, q3), len(steps), None, None, splits, missing=why, evidence=parts
             )
@@ -125,7 +127,7 @@ class Judge:
             too_noisy=not sure and (bool(worth) or noise_s > LEAST_SHARE * middle),
             missing=missing,
             evidence=(
-                *time_split(splits, simulated_s / middle - 1),
+                *time_split(splits, launch_s, simulated_s / middle - 1),
                 *plan_numbers(self.plan, schedules, samples, splits, middle),
             ),
         )
@@ -136,7 +138,7 @@ class Judge:
         """Mean parts of the step over typical steps, by rank."""
         steps = typical(self.timeline, self.history.steady())
         records = [
-            np.stack([kept.recorded.records[rank][: self.timeline.length(rank, False)] for kept in steps])
+            stacked(steps, rank, self.timeline.length(rank, False))
             for rank in range(self.plan.world_size)
         ]
         parts = self.timeline.splits(records)
@@ -144,26 +146,43 @@ class Judge:
             {key: float(parts[key][:, rank].mean()) for key in SPLIT} for rank in range(self.plan.world_size)
         )
 
-    def _wall(self, splits: Sequence[Mapping[str, float]]) -> str:
-        """The largest part, all ranks together; waiting for a late rank is left to what that one does."""
+    def _launch_s(self) -> list[float]:
+        """Seconds of starting transfers, a part of host_s, by rank."""
+        found = [0.0] * self.plan.world_size
+        for rank, span, seconds in self._spans():
+            found[rank] += seconds if span.kind == LAUNCH else 0.0
+        return found
+
+    def _wall(self, splits: Sequence[Mapping[str, float]], launch_s: Sequence[float]) -> str:
+        """The largest part, all ranks together; waiting for a late rank is left to what that one does.
+
+        Starting transfers counts as the link's: gloo sends within the call.
+        """
         total = {key: sum(split[key] for split in splits) for key in WALLS}
-        total["host_s"] -= total["data_s"]
+        total["host_s"] -= total["data_s"] + sum(launch_s)
+        total["exposed_comm_s"] += sum(launch_s)
         largest = WALLS[max(total, key=lambda key: total[key])]
         return "memory" if largest == "compute" and self._is_memory() else largest
 
     def _is_memory(self) -> bool:
         """Whether more than half of computing reads and writes parameters and multiplies nothing."""
-        steps = typical(self.timeline, self.history.steady())
         moved = multiplied = 0.0
-        for rank, track in enumerate(self.timeline.tracks):
-            marks = self.timeline.marks(rank, np.stack([k.recorded.records[rank] for k in steps]))
-            spent = np.diff(marks, axis=-1).mean(axis=0)
-            for span, seconds in zip(track.spans, spent, strict=True):
-                if isinstance(span.operation, Update | GradientNorm):
-                    moved += seconds
-                elif isinstance(span.operation, LayerOperation):
-                    multiplied += seconds
+        for _, span, seconds in self._spans():
+            if span.kind != COMPUTE:  # the norm's exchange waits for the other ranks
+                continue
+            if isinstance(span.operation, Update | GradientNorm):
+                moved += seconds
+            elif isinstance(span.operation, LayerOperation):
+                multiplied += seconds
         return moved > multiplied
+
+    def _spans(self) -> Iterator[tuple[int, Span, float]]:
+        """Rank, span and its mean seconds in typical steps."""
+        steps = typical(self.timeline, self.history.steady())
+        for rank, track in enumerate(self.timeline.tracks):
+            marks = self.timeline.marks(rank, stacked(steps, rank, self.timeline.length(rank, False)))
+            spent = np.diff(marks, axis=-1).mean(axis=0).tolist()
+            yield from ((rank, span, seconds) for span, seconds in zip(track.spans, spent, strict=True))
 
     def _contention(self, schedules: Sequence[Schedule]) -> Contention:
         nodes = self.nodes if self.nodes is not None else [0] * self.plan.world_size
@@ -215,6 +234,8 @@ class Judge:
         if remedies.knows_two_links:
             times = [self._step_s(schedules, remedies.assumed_link(own)) for own in samples]
             weigh("wrong_link", None, times, None)
+        elif remedies.lacks_own_link:
+            missing.append("wrong_link: with collectives.link_budget_s=0 this run has not measured its link")
         return sorted(best.values(), key=lambda own: -own.gain_s), tuple(missing)
 
 

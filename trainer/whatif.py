@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from collectives.traffic import algorithms_of
 from models.block import even_parts
+from strategies.registry import BUILT_IN
 from strategies.schedule import Schedule
 from strategies.strategy import Options, Strategy, Task
 
@@ -47,44 +48,60 @@ class Change:
 
 def changes(plan: Plan) -> list[Change]:
     """What could be changed in a run of several ranks, or in its microbatches. All ranks have the same."""
-    return [change for change in _changes(plan) if _is_allowed(plan, change)]
+    return [change for change in _changes(plan) if change is not None]
 
 
-def _is_allowed(plan: Plan, change: Change) -> bool:
-    """Whether a run with the change would start."""
+def possible(plan: Plan, cause: str, override: str, options: Options, task: Task) -> Change | None:
+    """The change, or None where a run with it would not start.
+
+    A plug-in's strategy refuses where it likes, in making it too or in a schedule: whatever it raises, it must
+    not end a run that has not asked for the change. All ranks try the schedules of all, and so decide alike.
+    """
     try:
+        change = Change(cause, override, type(plan.strategy)(options), task)
         change.strategy.check(plan.model, plan.world_size, plan.config.data.batch_size)
-    except ValueError:
-        return False
-    return True
+        if type(plan.strategy) not in BUILT_IN.values():  # their check refuses all that they cannot schedule
+            change.schedules(plan, plan.batch_rows[0])
+    except Exception:
+        return None
+    return change
 
 
-def _changes(plan: Plan) -> Iterator[Change]:
+def _changes(plan: Plan) -> Iterator[Change | None]:
     options, task = plan.strategy.options, plan.task
     name = plan.strategy.name
 
-    def change(cause: str, override: str, new: Options = options, with_task: Task = task) -> Change:
-        return Change(cause, override, type(plan.strategy)(new), with_task)
+    def change(cause: str, override: str, new: Options = options, with_task: Task = task) -> Change | None:
+        return possible(plan, cause, override, new, with_task)
 
     many = plan.world_size > 1
     if many and name in ("ddp", "tensor") and not options.overlap:
         yield change("no_overlap", "strategy.overlap=true", replace(options, overlap=True))
     if many and name == "ddp":
         for size in BUCKETS_MB:
-            if size != options.bucket_mb and (size > options.bucket_mb or options.overlap):
-                # Smaller ones are filled earlier, so that they can go while backward goes on.
-                cause = "small_messages" if size > options.bucket_mb else "no_overlap"
-                yield change(cause, f"strategy.bucket_mb={size:g}", replace(options, bucket_mb=size))
+            text, new = f"strategy.bucket_mb={size:g}", replace(options, bucket_mb=size)
+            if size > options.bucket_mb:
+                yield change("small_messages", text, new)
+            elif size < options.bucket_mb and options.overlap:
+                # They are filled earlier, so that they can go while backward goes on.
+                yield change("no_overlap", text, new)
+            elif size < options.bucket_mb:
+                # A bucket that holds the whole model is filled when backward ends: overlap alone hides nothing.
+                yield change("no_overlap", f"strategy.overlap=true {text}", replace(new, overlap=True))
     best = algorithms_of(plan.backend, "auto")
     if many and best != task.algorithms:
         yield change("bad_algorithm", "collectives.algorithm=auto", with_task=replace(task, algorithms=best))
+    if many and name == "tensor" and options.backward == "all_reduce":
+        # It gives every rank the whole gradient, of which one needs its own columns.
+        text = "strategy.backward=reduce_scatter"
+        yield change("bad_algorithm", text, replace(options, backward="reduce_scatter"))
     if many and name == "pipeline" and options.partition is not None:
         text = "strategy.partition=null"
         yield change("uneven_shards", text, replace(options, partition=None))
     yield from _microbatches(plan)
 
 
-def _microbatches(plan: Plan) -> Iterator[Change]:
+def _microbatches(plan: Plan) -> Iterator[Change | None]:
     """More of them fill a pipeline's bubble, fewer are larger: by factors of two."""
     options, rows = plan.strategy.options, plan.batch_rows[0]
     is_pipeline = plan.strategy.name == "pipeline" and plan.world_size > 1
@@ -106,7 +123,7 @@ def _microbatches(plan: Plan) -> Iterator[Change]:
         new, text = replace(options, microbatches=count), f"strategy.microbatches={count}"
         if options.schedule == "naive" and is_pipeline:
             new, text = replace(new, schedule="1f1b"), f"strategy.schedule=1f1b {text}"
-        yield Change(cause, text, type(plan.strategy)(new), plan.task)
+        yield possible(plan, cause, text, new, plan.task)
 
 
 def rebalanced(plan: Plan, layer_s: Sequence[float]) -> tuple[int, ...]:
