@@ -157,7 +157,7 @@ def test_three_steps_and_more_have_costs(steps: int) -> None:
 
 
 def test_observed_steps_count_where_there_are_too_few_others() -> None:
-    """Two plain steps and two observed ones, whose records go on with eight completions, none of them seen."""
+    """Two plain steps and two observed ones, whose records go on with eight completions, none seen."""
     plan = plan_of(NOT_OVERLAPPED)
     history = History(16, 0)
     for step, own in enumerate(stamps(plan, {0: MS, 1: MS}, 3 * MS)):
@@ -200,7 +200,9 @@ def test_waiting_in_the_norms_exchange_is_no_memory() -> None:
     timeline = Timeline(plan.schedules(16), True, False)
     records = []
     for rank, track in enumerate(timeline.tracks):
-        computes = [s.kind == COMPUTE and not isinstance(s.operation, Update | GradientNorm) for s in track.spans]
+        computes = [
+            s.kind == COMPUTE and not isinstance(s.operation, Update | GradientNorm) for s in track.spans
+        ]
         taken = np.where(computes, MS, 0.0)
         taken[0 if rank == 3 else [s.kind for s in track.spans].index(MEET)] += 40 * MS
         assert sum(computes) == 13
@@ -253,7 +255,7 @@ def test_one_bucket_without_overlap_needs_smaller_ones_and_overlap() -> None:
     """Four layers of 1 MiB in one bucket, reduced in 12 ms after backward: 1 + 13 + 12 + 1 + 1 = 28 ms.
 
     Overlap alone changes nothing. A bucket a layer takes 3 ms: launched 7, 9.1, 11.2 and 13.3 ms after the
-    first forward, they are complete after 10, 13, 16 and 19; an update of a quarter, 0.25 ms, follows the last.
+    first forward, they are complete after 10, 13, 16 and 19; an update of a quarter, 0.25 ms, follows.
     1 + 19.25 + 1 ms are 6.75 less.
     """
     sizes = ModelConfig(num_layers=4, hidden_dim=512)
@@ -410,7 +412,7 @@ def test_an_algorithm_is_weighed_by_both_curves() -> None:
 
 @pytest.mark.parametrize("has_curve", [True, False])
 def test_a_reduction_that_gives_every_rank_all_is_a_bad_algorithm(has_curve: bool) -> None:
-    """Three all_reduces of 3 ms backward, where a reduce_scatter takes half as long, and sends half the bytes.
+    """Three all_reduces of 3 ms backward, where a reduce_scatter takes half as long for half the bytes.
 
     Half of 3.1 ms less the start of 0.1 ms: 1.55 ms saved three times. The loss's two all_reduces stay.
     """

@@ -40,7 +40,9 @@ def time_split(
         )
         for key in SPLIT
     ]
-    text = "starting transfers, in which gloo sends; the wall counts it as the link's: in a typical step, mean"
+    text = (
+        "starting transfers, in which gloo sends; the wall counts it as the link's: in a typical step, mean"
+    )
     entries.append(_entry("launch_s", float(np.mean(launch_s)), "s", f"of host_s, {text} of the ranks"))
     if simulation_error is not None:
         text = "simulated over measured step time, less 1"

@@ -79,8 +79,8 @@ class Remedies:
     def _faster(self, change: Change, measured: Measurements) -> Measurements:
         """Other algorithms: a call, its start and its transfer together, as their curves are to each other.
 
-        Without curves, as the bytes are that they send. An all_reduce whose place a reduce_scatter takes is such
-        another algorithm.
+        Without curves, as the bytes are that they send. An all_reduce whose place a reduce_scatter takes is
+        such another algorithm.
         """
         plan = self.plan
         now = self.links.here or self.links.plan

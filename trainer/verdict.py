@@ -138,8 +138,7 @@ class Judge:
         """Mean parts of the step over typical steps, by rank."""
         steps = typical(self.timeline, self.history.steady())
         records = [
-            stacked(steps, rank, self.timeline.length(rank, False))
-            for rank in range(self.plan.world_size)
+            stacked(steps, rank, self.timeline.length(rank, False)) for rank in range(self.plan.world_size)
         ]
         parts = self.timeline.splits(records)
         return tuple(

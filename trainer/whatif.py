@@ -54,8 +54,9 @@ def changes(plan: Plan) -> list[Change]:
 def possible(plan: Plan, cause: str, override: str, options: Options, task: Task) -> Change | None:
     """The change, or None where a run with it would not start.
 
-    A plug-in's strategy refuses where it likes, in making it too or in a schedule: whatever it raises, it must
-    not end a run that has not asked for the change. All ranks try the schedules of all, and so decide alike.
+    A plug-in's strategy refuses where it likes, in making it too or in a schedule: whatever it raises, it
+    must not end a run that has not asked for the change. All ranks try the schedules of all, and so decide
+    alike.
     """
     try:
         change = Change(cause, override, type(plan.strategy)(options), task)
@@ -86,7 +87,7 @@ def _changes(plan: Plan) -> Iterator[Change | None]:
                 # They are filled earlier, so that they can go while backward goes on.
                 yield change("no_overlap", text, new)
             elif size < options.bucket_mb:
-                # A bucket that holds the whole model is filled when backward ends: overlap alone hides nothing.
+                # A bucket that holds the whole model is full when backward ends: overlap alone hides nothing.
                 yield change("no_overlap", f"strategy.overlap=true {text}", replace(new, overlap=True))
     best = algorithms_of(plan.backend, "auto")
     if many and best != task.algorithms:
