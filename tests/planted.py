@@ -158,7 +158,7 @@ def small_microbatches(random: Random, folder: Path) -> Plant:
 def uneven_shards(random: Random, folder: Path) -> Plant:
     """Seven of eight layers on one of two ranks."""
     rows = random.choice((1024, 1536))  # enough that a microbatch is no small one
-    model = mlp(25, rows, 8, random.choice((256, 384, 512)))
+    model = mlp(80, rows, 8, random.choice((256, 384, 512)))  # real computing scatters
     partition = random.choice(([7, 1], [1, 7]))
     return Plant((*model, *strategy("pipeline", microbatches=8, partition=partition)), 2)
 
