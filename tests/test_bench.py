@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectives import algorithms, native
+from collectives import direct, messages, native
 from collectives.bench import bus_factor, bytes_needed, measure, percentile
 from collectives.group import World
 from collectives.rivals import compare, median_bounds
@@ -114,19 +114,19 @@ def test_a_row_adds_up(ranks: RankPools) -> None:
 
 def broken(world: World, fault: str) -> dict[str, int | None]:
     """Job: values that are wrong, by operation, with one of our algorithms broken on rank 1."""
-    saved = algorithms.COMBINE["sum"], algorithms.Direct.post
+    saved = messages.COMBINE["sum"], direct.Direct.post
     remembered = world.group("world", range(world.size)).ready
     remembered.clear()  # calls of earlier jobs, which bound what is broken here
     if fault == "adds wrongly" and world.rank == 1:
-        algorithms.COMBINE["sum"] = lambda a, b, out: torch.add(a, b, alpha=2, out=out)
+        messages.COMBINE["sum"] = lambda a, b, out: torch.add(a, b, alpha=2, out=out)
     if fault == "sends its first message twice" and world.rank == 1:
 
-        def post(transfer: algorithms.Direct) -> Any:
+        def post(transfer: direct.Direct) -> Any:
             if len(transfer.sends) > 1:
                 transfer.sends[1] = (transfer.sends[0][0], transfer.sends[1][1])
             return saved[1](transfer)
 
-        algorithms.Direct.post = post  # type: ignore[method-assign]
+        direct.Direct.post = post  # type: ignore[method-assign]
     try:
         found = {}
         for operation, algorithm in (
@@ -140,7 +140,7 @@ def broken(world: World, fault: str) -> dict[str, int | None]:
             found[operation] = row["wrong"]
         return found
     finally:
-        algorithms.COMBINE["sum"], algorithms.Direct.post = saved  # type: ignore[method-assign]
+        messages.COMBINE["sum"], direct.Direct.post = saved  # type: ignore[method-assign]
         remembered.clear()
 
 
