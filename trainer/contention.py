@@ -28,6 +28,7 @@ from trainer.timeline import Timeline
 ROUNDS = 4  # of a fixed point: how long each rank computes depends on when the others do
 LEAST_SPREAD = 0.1  # standard deviation of the company: with less, nothing can be told from it
 MOST_LOST = 0.9
+MOST_STEPS = 16  # that are looked at: it takes steps x ranks^2
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def measured_contention(
     `alone` is a number of its own for each operation of a layer on each rank, so that neither a large layer
     nor a slow rank looks like contention.
     """
+    chosen = np.unique(np.linspace(0, len(steps) - 1, MOST_STEPS).astype(int))
+    steps = [steps[k] for k in chosen]
     marks = [
         timeline.marks(rank, stacked(steps, rank, timeline.length(rank, False)))
         for rank in range(len(schedules))

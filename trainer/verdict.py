@@ -214,11 +214,12 @@ class Judge:
                 best[cause] = finding
 
         rows, remedies = self.plan.batch_rows[0], self.remedies
-        contention = self._contention(schedules)
+        contention: Contention | None = None
         for change in [*self.plan.changes, *remedies.partitions(schedules, samples)]:
             try:
                 changed = change.schedules(self.plan, rows)
                 if change.cause == "uneven_shards":
+                    contention = contention or self._contention(schedules)
                     times = [contention.step_s(schedules, changed, own, pipeline=True) for own in samples]
                 else:
                     times = [self._step_s(changed, remedies.costs(change, own)) for own in samples]
