@@ -28,7 +28,8 @@ class Observed:
 
     def __init__(self, work: dist.Work) -> None:
         self.work = work
-        self.done = threading.Event()
+        self.under_way = threading.Lock()  # held until it is over; an Event has Python between
+        self.under_way.acquire()
         self.error: BaseException | None = None
 
     def wait(self) -> None:
@@ -36,7 +37,8 @@ class Observed:
         Raises:
             RuntimeError: what waiting for the work raised.
         """
-        self.done.wait(TAKEN_OVER_S)
+        if self.under_way.acquire(timeout=TAKEN_OVER_S):
+            self.under_way.release()  # for who waits again
         if self.error is not None:
             raise self.error
 
@@ -82,7 +84,7 @@ class Observer:
                     _stamp(transfer)
                     with self._lock:
                         self._waiting -= 1
-                own.done.set()
+                own.under_way.release()
             del transfer, observed, own
 
 

@@ -111,7 +111,7 @@ class TrainerConfig:
     eval_every: int = 0  # 0 evaluates once, at the end
     log_every: int = 20  # progress lines; metrics are written for every step
     warmup_steps: int = 5  # steps marked is_warmup and left out of summary.json's medians
-    wire_every: int = 10  # read the kernel's count, and stamp completions, every k steps; 0 never
+    wire_every: int = 20  # read the kernel's count, and stamp completions, every k steps; 0 never
     verdict_every: int = 0  # a verdict every k steps besides that at the end; 0 none
     report: bool = True  # write report.html at the end, where plotly is installed
     verdict_budget_s: float = 2.0  # for measuring other microbatches at the end; 0 does not

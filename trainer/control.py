@@ -36,14 +36,14 @@ FLOAT64_BYTES = 8
 
 
 class Gathered:
-    """One step's numbers of all ranks: `gathered["bytes_sent"]` is an array [ranks]."""
+    """One step's numbers of all ranks: `gathered["bytes_sent"]` lists them by rank."""
 
     def __init__(self, step: int, values: np.ndarray) -> None:
-        self.step, self.values = step, values
+        self.step = step
+        self._columns: dict[str, list[float]] = dict(zip(FIELDS, values.T.tolist(), strict=True))
 
-    def __getitem__(self, field: str) -> np.ndarray:
-        column: np.ndarray = self.values[:, FIELDS.index(field)]
-        return column
+    def __getitem__(self, field: str) -> list[float]:
+        return self._columns[field]
 
 
 def as_count(value: float) -> int | None:
@@ -83,7 +83,7 @@ class Control:
             return None
         self.land()
         step, self._in_flight = self._in_flight, None
-        return Gathered(step, self._arrays[step % 2].copy())
+        return Gathered(step, self._arrays[step % 2])
 
 
 def sum_over_ranks(world: World, values: Sequence[float]) -> list[float]:

@@ -14,6 +14,8 @@ SCHEMA = 1
 
 _to_json = json.JSONEncoder(allow_nan=False).encode  # made once: this is on every step's path
 
+PLAIN = (int, str, bool, type(None))
+
 
 def plain(value: Any, name: str, non_finite: list[str]) -> Any:
     """`value` as JSON can hold it: NaN and infinity become None and their names join `non_finite`.
@@ -31,8 +33,11 @@ def plain(value: Any, name: str, non_finite: list[str]) -> Any:
         non_finite.append(name)
         return None
     if isinstance(value, Mapping):
+        # Most items are spared the call: this is on every step's path.
         return {
-            str(key): plain(item, f"{name}.{key}" if name else str(key), non_finite)
+            str(key): item
+            if (kind := type(item)) in PLAIN or (kind is float and math.isfinite(item))
+            else plain(item, f"{name}.{key}" if name else str(key), non_finite)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):

@@ -188,21 +188,21 @@ class Loop:
         if self.world.rank == 0:
             assert self._pending is not None and self._pending.step == gathered.step
             self.rows.add(self._pending, gathered)
-        if self.recorder.is_due(float(gathered["step_time_s"].max())):
+        if self.recorder.is_due(max(gathered["step_time_s"])):
             self._exchange_stamps()
         bad = gathered["is_bad"]
-        if bad.any():
+        if any(bad):
             self.control.complete()
             self._exchange_stamps()
             self._exchange_stamps()
-            first = int(bad.argmax())
-            loss, norm = float(gathered["loss_share"].sum()), float(gathered["gradient_norm"][first])
+            first = bad.index(max(bad))
+            loss, norm = sum(gathered["loss_share"]), gathered["gradient_norm"][first]
             what = f"gradient norm is {norm}" if math.isfinite(loss) else f"loss is {loss}"
             raise TrainingStopped(
                 f"{what} at step {gathered.step}, first on rank {first}; all ranks stopped "
                 "(lower optimizer.lr, set trainer.clip_grad_norm, or look at the data)"
             )
-        self.stopped_by = self.stopped_by or int(gathered["stop_signal"].max())
+        self.stopped_by = self.stopped_by or int(max(gathered["stop_signal"]))
         return bool(self.stopped_by)
 
     def evaluate(self) -> tuple[float | None, float | None]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from trainer.control import Gathered, as_count
@@ -36,9 +35,9 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the stamps of a step show: by key [ranks]; the rest only of an observed step."""
+    """What the stamps of a step show, by rank; all but the split only of an observed step."""
 
-    split: Mapping[str, np.ndarray]
+    split: Sequence[Mapping[str, float]]
     observed: Sequence[Observation] | None
     wire_bytes: Sequence[int | None]
     wire_between: Sequence[int | None]
@@ -80,38 +79,37 @@ class Meter:
         Without `measured`, a step whose stamps were lost with the run, what they show is null.
         """
         plan = self.plan
-        step_time_s = float(gathered["step_time_s"].max())
+        step_time_s = max(gathered["step_time_s"])
         sent = gathered["bytes_sent"]
-        headline = int(sent.argmax())
-        norm = float(gathered["gradient_norm"][0])
+        headline = sent.index(max(sent))
         row: dict[str, Any] = {
             "step": info.step,
             "epoch": info.epoch,
             "phase": "train",
             "is_warmup": info.step < plan.config.trainer.warmup_steps,
             "samples_seen": info.samples_seen,
-            "loss": float(gathered["loss_share"].sum()),
+            "loss": sum(gathered["loss_share"]),
             "eval_loss": None,
             "eval_accuracy": None,
             "learning_rate": info.learning_rate,
-            "grad_norm": norm if plan.task.clips else None,
+            "grad_norm": gathered["gradient_norm"][0] if plan.task.clips else None,
             "step_time_s": step_time_s,
             "samples_per_s": info.rows / step_time_s,
             "flops_per_s": plan.model.step_flops(info.rows) / step_time_s,
             **self._split(headline, measured),
             "bytes_sent": int(sent[headline]),
-            "bytes_sent_total": int(sent.sum()),
+            "bytes_sent_total": int(sum(sent)),
             **self._by_node(headline, gathered, measured),
             "bytes_predicted": self.predicted(info.rows, headline),
             "bytes_least": int(gathered["bytes_least"][headline]),
             "bytes_wire": None if measured is None else measured.wire_bytes[headline],
             "wire_steps": None if measured is None else measured.wire_steps,
             "bytes_control": int(gathered["bytes_control"][headline]),
-            "effective_bandwidth_GBps": bandwidth_GBps(float(sent[headline]), step_time_s),
+            "effective_bandwidth_GBps": bandwidth_GBps(sent[headline], step_time_s),
             **self._observed(headline, int(sent[headline]), measured),
             "bubble_fraction": self._bubble(headline, gathered, measured),
             "bubble_expected": plan.strategy.bubble_expected(plan.world_size, info.rows),
-            "peak_memory_bytes": int(gathered["peak_memory_bytes"].max()),
+            "peak_memory_bytes": int(max(gathered["peak_memory_bytes"])),
         }
         if plan.world_size > 1:
             for rank in range(plan.world_size):
@@ -119,7 +117,7 @@ class Meter:
         return row
 
     def _rank_row(self, rank: int, gathered: Gathered, measured: Measured | None) -> dict[str, Any]:
-        time_s, sent = float(gathered["step_time_s"][rank]), int(gathered["bytes_sent"][rank])
+        time_s, sent = gathered["step_time_s"][rank], int(gathered["bytes_sent"][rank])
         own = {
             "step_time_s": time_s,
             **self._split(rank, measured),
@@ -134,17 +132,15 @@ class Meter:
         return {f"rank/{rank}/{key}": value for key, value in own.items()}
 
     def _by_node(self, rank: int, gathered: Gathered, measured: Measured | None) -> dict[str, int | None]:
-        sent, between = int(gathered["bytes_sent"][rank]), as_count(float(gathered["bytes_between"][rank]))
+        sent, between = int(gathered["bytes_sent"][rank]), as_count(gathered["bytes_between"][rank])
         return {
             "bytes_sent_within_nodes": None if between is None else sent - between,
             "bytes_sent_between_nodes": between,
             "bytes_wire_between_nodes": None if measured is None else measured.wire_between[rank],
         }
 
-    def _split(self, rank: int, measured: Measured | None) -> dict[str, float | None]:
-        if measured is None:
-            return dict.fromkeys(SPLIT)
-        return {key: float(measured.split[key][rank]) for key in SPLIT}
+    def _split(self, rank: int, measured: Measured | None) -> Mapping[str, float | None]:
+        return dict.fromkeys(SPLIT) if measured is None else measured.split[rank]
 
     def _observed(self, rank: int, sent: int, measured: Measured | None) -> dict[str, float | None]:
         if measured is None or measured.observed is None:
@@ -160,7 +156,7 @@ class Meter:
     def _bubble(self, rank: int, gathered: Gathered, measured: Measured | None) -> float | None:
         if measured is None or not self.is_pipeline:
             return None
-        return float(measured.split["idle_s"][rank]) / float(gathered["step_time_s"][rank])
+        return measured.split[rank]["idle_s"] / gathered["step_time_s"][rank]
 
 
 def byte_table(

@@ -21,7 +21,7 @@ from trainer.clocks import AGAIN_S, Clocks
 from trainer.control import as_count
 from trainer.executor import Rank
 from trainer.program import Program
-from trainer.timeline import HEAD, Timeline
+from trainer.timeline import Timeline
 
 MOST_STEPS = 32
 BATCH_S = 0.25
@@ -63,7 +63,7 @@ class Recorder:
         self.clocks = Clocks(world)
         self.sent_bytes = 0
         self._steps: list[tuple[int, bool]] = []  # (rows, observed) since the last batch
-        self._own: list[np.ndarray] = []
+        self._own: list[float] = []  # their records
         self._since_s = self._aligned_s = 0.0
         self._under_way: list[tuple[int, bool]] = []
         self._transfers: list[tuple[Transfer, Tensor]] = []
@@ -96,16 +96,14 @@ class Recorder:
         self._framing_bytes += program.framing_bytes
         self._count += 1
         marks = self.rank.stopwatch.seconds(program.marks)
-        count = len(program.transfers) + WIRE if observed else 0
-        record = np.empty(HEAD + len(marks) + 1 + count)
-        record[:HEAD] = head
-        record[HEAD : HEAD + len(marks)] = marks
-        record[HEAD + len(marks)] = end_s
+        own = self._own
+        own += head
+        own += marks
+        own.append(end_s)
         if observed:
-            record[-count:-WIRE] = [transfer.completed_s for transfer in program.transfers]
-            record[-WIRE:] = self._read_totals()
+            own += [transfer.completed_s for transfer in program.transfers]
+            own += self._read_totals()
         self._steps.append((rows, observed))
-        self._own.append(record)
 
     def _read_totals(self) -> tuple[float, float]:
         """Bytes on the wire since the last reading, and those to other nodes; NaN where that is not known."""
@@ -153,7 +151,7 @@ class Recorder:
     def send(self) -> None:
         """Start the batch. Every rank must call it at the same step; `receive` comes before the next."""
         self._land()
-        own = torch.from_numpy(np.concatenate(self._own)) if self._own else torch.zeros(0)
+        own = torch.from_numpy(np.array(self._own, dtype=np.float64))
         if self.world.size > 1 and self._steps:
             control = self.world.control
             if self.world.rank == 0:

@@ -51,15 +51,9 @@ class Rows:
         while (count := min(len(self._stamped), len(self._waiting))) > 0:
             first = self._stamped[0]
             alike: list[Recorded] = []
-            while len(alike) < count and self._is_like(first, self._stamped[0]):
+            while len(alike) < count and self._stamped and self._stamped[0].rows == first.rows:
                 alike.append(self._stamped.popleft())
-                if not self._stamped:
-                    break
             self._alike(alike)
-
-    @staticmethod
-    def _is_like(first: Recorded, other: Recorded) -> bool:
-        return (first.rows, first.observed) == (other.rows, other.observed)
 
     def close(self) -> None:
         """Hand on what is left; its stamps are not coming."""
@@ -69,16 +63,20 @@ class Rows:
 
     def _alike(self, steps: Sequence[Recorded]) -> None:
         timeline = self.timeline_of(steps[0].rows)
-        records = [np.stack(own) for own in zip(*(step.records for step in steps), strict=True)]
-        splits = timeline.splits(records)
-        for k, step in enumerate(steps):
+        ranks = range(len(steps[0].records))
+        widths = [timeline.length(rank, observed=False) for rank in ranks]
+        splits = timeline.splits(
+            [np.stack([step.records[rank][: widths[rank]] for step in steps]) for rank in ranks]
+        )
+        of_steps = zip(*(splits[key].tolist() for key in SPLIT), strict=True)
+        for step, own in zip(steps, of_steps, strict=True):
+            split = [dict(zip(SPLIT, parts, strict=True)) for parts in zip(*own, strict=True)]
             info, gathered = self._waiting.popleft()
             observed = self._observed(timeline, step) if step.observed else None
             self._since_wire += 1
             wire_steps = self._since_wire if step.observed else None
             if step.observed:
                 self._since_wire = 0
-            split = {key: splits[key][k] for key in SPLIT}
             self._hand_on(
                 info, gathered, Measured(split, observed, step.wire_bytes, step.wire_between, wire_steps)
             )
