@@ -17,9 +17,9 @@ from tests.wandb_case import no_account, online
 from tests.wandb_stub import WandbStub, closed_port
 from trainer import dashboard_cli
 from trainer.config import RunConfig
-from trainer.judging import IN_SUMMARY
 from trainer.wandb_labels import wandb_config
 from trainer.wandb_sweep import scaling_rows, sweep_summary
+from trainer.worker import VERDICT_KEYS
 
 dashboard = pytest.importorskip("trainer.dashboard", reason="needs wandb-workspaces (extra dashboard)")
 
@@ -112,7 +112,7 @@ def test_every_key_is_defined() -> None:
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     documented = {key.replace("/R/", "/1/") for cell in cells for key in re.findall("`(.+?)`", cell)}
     rows, summary = of_a_sweep()
-    summary |= {f"steady.{key}.median" for key in documented} | {f"verdict.{key}" for key in IN_SUMMARY}
+    summary |= {f"steady.{key}.median" for key in documented} | {f"verdict.{key}" for key in VERDICT_KEYS}
     config = wandb_config(RunConfig("/run").to_mapping(), {"world_size": 2}, "train")
     check_all_are_known(documented | rows, summary, set(config))
 

@@ -20,6 +20,10 @@ from trainer.secrets import Redactor
 
 _log = logging.getLogger(__name__)
 
+# libyaml's, where PyYAML was built with it: ten times as fast, for every job of a sweep.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
 
 def plain_config(composed: DictConfig, overrides: Sequence[str], job: type[JobConfig]) -> dict[str, Any]:
     """The composed configuration as plain data, every interpolation resolved.
@@ -51,7 +55,8 @@ def clean_sweep_file(folder: Path, mapping: Mapping[str, Any], overrides: Sequen
     try:
         before = path.read_text(encoding="utf-8")
         text = hide(redactor.text(before), overrides)
-        cleaned = yaml.safe_dump(redactor.mapping(yaml.safe_load(text) or {}), sort_keys=False)
+        read = yaml.load(text, Loader=_LOADER) or {}  # noqa: S506  # it is a safe one
+        cleaned = yaml.dump(redactor.mapping(read), Dumper=_DUMPER, sort_keys=False)
         if cleaned != before:
             write_atomically(path, cleaned)
     except FileNotFoundError:

@@ -23,6 +23,7 @@ from trainer.jobs import JOBS
 from trainer.place import Place
 from trainer.rank import (
     connect,
+    keep_torch,
     log_file,
     log_in_rank,
     log_level,
@@ -52,6 +53,7 @@ def run_elastic(config: JobConfig, world_size: int, worker: str) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
+    keep_torch()
     environment = {"OMP_NUM_THREADS": str(threads_per_rank(config, Place(local_world_size=world_size)))}
     device = loopback()
     if device is not None and "GLOO_SOCKET_IFNAME" not in os.environ:

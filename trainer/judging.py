@@ -19,7 +19,6 @@ from trainer.verdict import Verdict
 
 VERDICT_FILE = "verdict.json"
 SCHEMA = 1
-IN_SUMMARY = ("wall", "cause", "rank", "sentence", "predicted_step_time_s", "gain_share", "override")
 
 
 def run_probes(plan: Plan, world: World, rank: Rank, budget_s: float) -> Probes:

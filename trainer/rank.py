@@ -6,6 +6,7 @@ report in the store prints it; the others leave quietly with the same exit code.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -224,6 +225,11 @@ def load_function(name: str) -> Callable[..., Any]:
     return loaded
 
 
+def keep_torch() -> None:
+    """Spare the garbage collector torch's 165,000 objects, which are here to stay; a look takes 0.09 s."""
+    gc.freeze()
+
+
 def run_rank(
     config: JobConfig,
     place: Place,
@@ -242,6 +248,7 @@ def run_rank(
     """
     import torch
 
+    keep_torch()
     torch.set_num_threads(threads_per_rank(config, place))
     stop = StopFlag()
     report = Report(store, place, config)

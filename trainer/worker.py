@@ -6,9 +6,9 @@ import logging
 import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,21 +22,20 @@ from trainer.data import load_dataset
 from trainer.device import rank_device
 from trainer.errors import exit_code_of
 from trainer.executor import Rank
-from trainer.judging import IN_SUMMARY, run_probes, write_verdict
 from trainer.link import Links, check_link_file, keep, obtain_links
 from trainer.loop import Loop
 from trainer.meter import byte_table, wire_table
 from trainer.nodes import NodeMap, find_peers, spread_over_nodes
 from trainer.place import Place
 from trainer.plan import Plan, make_plan
-from trainer.probe import Probes
 from trainer.rank import node_cores
-from trainer.remedies import Remedies
 from trainer.signals import StopFlag
 from trainer.sinks import Sinks, open_sinks
-from trainer.trace import write_trace
-from trainer.verdict import Judge
 
+if TYPE_CHECKING:
+    from trainer.probe import Probes
+
+VERDICT_KEYS = ("wall", "cause", "rank", "sentence", "predicted_step_time_s", "gain_share", "override")
 KEPT_ROWS = 10_000  # rows of the steady state that the closing lines take their medians from
 
 _log = logging.getLogger(__name__)
@@ -135,11 +134,11 @@ def _train(loop: Loop, output: Output | None) -> int:
 
 @dataclass(frozen=True)
 class Ended:
-    """What all ranks say at the end of a run; empty where it broke off. By rank, but for the probes."""
+    """What all ranks say at the end of a run; nothing where it broke off. By rank, but for the probes."""
 
     operations: Sequence[list[dict[str, Any]]] = ()
     wire: Sequence[dict[str, int]] = ()
-    probes: Probes = field(default_factory=Probes)
+    probes: Probes | None = None
 
 
 def _gather(loop: Loop) -> Ended:
@@ -147,10 +146,12 @@ def _gather(loop: Loop) -> Ended:
     own = [rank.ledger.by_operation(), loop.recorder.totals]
     operations, wire = zip(*gather_json(world, own), strict=True)
     waits = not loop.stopped_by and loop.last is not None  # who asked to stop does not want to wait
-    return Ended(operations, wire, _probes(loop) if waits else Probes())
+    return Ended(operations, wire, _probes(loop) if waits else None)
 
 
 def _probes(loop: Loop) -> Probes:
+    from trainer.judging import run_probes  # here, not before the first step
+
     return run_probes(loop.plan, loop.world, loop.rank, loop.config.trainer.verdict_budget_s)
 
 
@@ -218,7 +219,7 @@ class Output:
             code = 128 + loop.stopped_by
             summary["stopped_by_signal"] = loop.stopped_by
         verdict = self.judge(loop, ended)
-        summary["verdict"] = {key: verdict[key] for key in IN_SUMMARY if key in verdict}
+        summary["verdict"] = {key: verdict[key] for key in VERDICT_KEYS if key in verdict}
         self.sinks.close(summary, code, self._report)
         if error is None:
             show_summary(
@@ -243,13 +244,19 @@ class Output:
             return {"sentence": "there is none: no step has run"}
         folder = Path(self.config.run_dir)
         try:
+            from trainer.judging import write_verdict  # here, not before the first step
+            from trainer.probe import Probes
+            from trainer.remedies import Remedies
+            from trainer.trace import write_trace
+            from trainer.verdict import Judge
+
             last = loop.history.last
             if last:
                 clocks = loop.recorder.clocks
                 drawn = loop.timeline(last[0].recorded.rows)
                 write_trace(drawn, last, folder, clocks.error_s, self.plan.task.algorithms)
             timeline = loop.timeline(self.plan.batch_rows[0])
-            remedies = Remedies(self.plan, self.links, self.cpu_is_shared, ended.probes)
+            remedies = Remedies(self.plan, self.links, self.cpu_is_shared, ended.probes or Probes())
             judge = Judge(self.plan, timeline, loop.history, remedies, loop.world.nodes)
             return write_verdict(judge.verdict(), folder)
         except Exception as error:
