@@ -90,8 +90,8 @@ class Outcome:
     def line(self) -> str:
         verdict = self.verdict
         step_ms = verdict["step_time_s"] * 1e3
-        text = f"{self.case.name:26} {'ok ' if not self.wrong else 'NOT'} {verdict['cause']:18}"
-        text += f" wall {verdict['wall']:8} step {step_ms:7.1f} ms"
+        text = f"{self.case.name:26} {'ok ' if not self.wrong else 'NOT'} {verdict['cause']!s:18}"
+        text += f" wall {verdict['wall']!s:8} step {step_ms:7.1f} ms"
         if verdict["predicted_step_time_s"] is not None:
             text += f" predicted {verdict['predicted_step_time_s'] * 1e3:7.1f} ms"
         if self.after_s is not None:

@@ -184,6 +184,12 @@ def test_a_verdict_that_could_not_judge_all_does_not_say_that_all_is_well(tmp_pa
     assert "The wall is the link ; no cause was found" in told and "strategy.microbatches=8" in told
 
 
+def test_a_verdict_that_judged_nothing_says_so(tmp_path: Path) -> None:
+    unjudged = {**VERDICT, "cause": None, "override": None, "missing": ["2 steps after warm-up"]}
+    told = words(write_report(write_run(tmp_path, verdict_json=json.dumps(unjudged))))
+    assert "The wall is the link ; no cause could be looked for" in told and "2 steps after warm-up" in told
+
+
 def test_one_rank_has_no_link_and_nothing_is_missing_for_it(tmp_path: Path) -> None:
     alone = {**SUMMARY, "environment": {"world_size": 1}, "bytes_by_operation": [], "wire": []}
     path = write_report(write_run(tmp_path, summary_json=json.dumps(alone), link_curve_json=None))

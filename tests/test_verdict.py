@@ -139,7 +139,7 @@ def test_too_few_steps_say_nothing() -> None:
     with pytest.raises(UnknownCost, match="2 steps after warm-up say too little; run at least 3"):
         measure(timeline_of(plan), plan.schedules(16), history)
     verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(), False)).verdict()
-    assert verdict.cause == "none" and verdict.missing == (
+    assert verdict.cause is None and verdict.missing == (
         "2 steps after warm-up say too little; run at least 3",
     )
     assert sentence(verdict).endswith("run at least 3.")

@@ -114,7 +114,7 @@ class TrainerConfig:
     wire_every: int = 20  # read the kernel's count, and stamp completions, every k steps; 0 never
     verdict_every: int = 0  # a verdict every k steps besides that at the end; 0 none
     report: bool = True  # write report.html at the end, where plotly is installed
-    verdict_budget_s: float = 2.0  # for measuring other microbatches at the end; 0 does not
+    verdict_budget_s: float = 2.0  # for measuring other microbatches, at each verdict; 0 does not
     checksum_every: int = 0  # compare replicas of the parameters every k steps; 0 never
     deterministic: bool = False
     dry_run: bool = False

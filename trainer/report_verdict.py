@@ -48,6 +48,8 @@ def headline(found: Row) -> Markup:
         text += "; too noisy to name a cause"
     elif cause == "none":
         text += "; no cause was found" if found.get("missing") else "; there is no cause to remove"
+    elif cause is None and found.get("missing"):
+        text += "; no cause could be looked for"
     elif cause:
         rank = found.get("rank")
         text += f"; its cause is {_word(cause)}" + (f" (rank {escape(rank)})" if rank is not None else "")

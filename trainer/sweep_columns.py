@@ -57,7 +57,12 @@ COLUMNS = tuple(
         ("eval_loss", "", "measured", "of the last evaluation"),
         ("eval_accuracy", "share", "measured", "of the last evaluation"),
         ("wall", "", "", "of `verdict.json`: the largest part of a step"),
-        ("cause", "", "", "of `verdict.json`: what to remove first; `none` where nothing gives back 5 %"),
+        (
+            "cause",
+            "",
+            "",
+            "of `verdict.json`: what to remove first; `none` where nothing gives 5 %, null where not judged",
+        ),
         ("too_noisy", "", "", "of `verdict.json`: whether noise kept it from naming a cause"),
         ("verdict", "", "", "its sentence"),
         ("predicted_step_time_s", "s", "prediction", "of `verdict.json`: the step without the cause"),

@@ -53,10 +53,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`findings` are ranked, also those too small to be the cause; `missing`: what could not be judged."""
+    """`findings` are ranked, also those too small to be the cause; `missing`: what could not be judged.
+
+    `cause` is "none" where no change is worth it, and None where none could be judged.
+    """
 
     wall: str | None
-    cause: str
+    cause: str | None
     step_time_s: float | None
     quartiles_s: tuple[float, float] | None
     steps: int
@@ -70,7 +73,7 @@ class Verdict:
 
     @property
     def finding(self) -> Finding | None:
-        return self.findings[0] if self.cause != "none" else None
+        return None if self.cause in (None, "none") else self.findings[0]
 
 
 @dataclass
@@ -86,7 +89,7 @@ class Judge:
     def verdict(self) -> Verdict:
         steps = self.history.steady()
         if not steps:
-            return Verdict(None, "none", None, None, 0, None, None, (), missing=("no step after warm-up",))
+            return Verdict(None, None, None, None, 0, None, None, (), missing=("no step after warm-up",))
         times = [step_time_s(self.timeline, kept) for kept in steps]
         low, middle, high = median_bounds(times)
         q1, q3 = (float(value) for value in np.quantile(times, (0.25, 0.75)))
@@ -101,7 +104,7 @@ class Judge:
             why = (str(error),)
             parts = tuple(time_split(splits, launch_s, None))
             return Verdict(
-                wall, "none", middle, (q1, q3), len(steps), None, None, splits, missing=why, evidence=parts
+                wall, None, middle, (q1, q3), len(steps), None, None, splits, missing=why, evidence=parts
             )
         samples = [self.remedies.completed(own) for own in samples]
         begun = time.perf_counter()
