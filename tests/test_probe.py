@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer import probe
+from trainer import machine, probe
 from trainer.machine import available_memory_bytes
 
 
@@ -24,8 +24,10 @@ def test_ranks_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) 
     probe._check_room(rank, 10**18)
 
 
-def test_available_memory_is_the_kernels(tmp_path: Path) -> None:
+def test_available_memory_is_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  9999 kB\nMemAvailable:   3906 kB\n")
-    assert available_memory_bytes(torch.device("cpu"), meminfo) == 3906 * 1024
-    assert available_memory_bytes(torch.device("cpu"), tmp_path / "nothing") is None
+    monkeypatch.setattr(machine, "MEMINFO", meminfo)
+    assert available_memory_bytes(torch.device("cpu")) == 3906 * 1024
+    meminfo.unlink()
+    assert available_memory_bytes(torch.device("cpu")) is None

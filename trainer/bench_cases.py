@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import torch
 
 from collectives.bench import bytes_needed
 from collectives.subject import Case
@@ -10,9 +10,9 @@ from collectives.traffic import ALGORITHMS
 from trainer.bench_config import REDUCING, ROOTED, BenchRun, BenchSection
 from trainer.device import choose_device
 from trainer.errors import InputError, shown
+from trainer.machine import available_memory_bytes
 
 GENERAL = ("auto", "native")  # names that every operation knows
-MEMINFO = Path("/proc/meminfo")
 
 
 def cases(bench: BenchSection) -> list[Case]:
@@ -71,7 +71,7 @@ def _check_algorithms(bench: BenchSection) -> None:
 
 
 def _check_memory(config: BenchRun, local_ranks: int) -> None:
-    available = available_bytes()
+    available = available_memory_bytes(torch.device("cpu"))
     assert config.world_size is not None
     copies = 1 if config.bench.against is None else 2  # the rival has tensors of its own
     needs = [
@@ -88,14 +88,3 @@ def _check_memory(config: BenchRun, local_ranks: int) -> None:
         f"{key} is beyond memory: {case.operation} of {case.size_bytes:,} bytes needs {needed:,} bytes for "
         f"the {local_ranks} ranks of this machine, which has {available:,} available"
     )
-
-
-def available_bytes() -> int | None:
-    """Memory that can be had without swapping (MemAvailable); None where the system does not tell."""
-    try:
-        for line in MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None

@@ -14,14 +14,14 @@ from collectives.link import LinkCurve
 from trainer.config import Tier
 
 _CPUS = Path("/sys/devices/system/cpu")
-_MEMINFO = Path("/proc/meminfo")
+MEMINFO = Path("/proc/meminfo")
 _MIB = 2**20
 _SMALLEST_BUFFER_BYTES, _LARGEST_BUFFER_BYTES = 64 * _MIB, 1024 * _MIB
 _COPIES, _COPYING_S = (3, 9), 0.1  # at least and at most so many; no further one after so long
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def available_memory_bytes(device: torch.device, meminfo: Path = _MEMINFO) -> int | None:
+def available_memory_bytes(device: torch.device) -> int | None:
     """Memory that can be taken of the device without harm to others; None where the system does not tell.
 
     The side of the GPU has not run on one.
@@ -29,10 +29,10 @@ def available_memory_bytes(device: torch.device, meminfo: Path = _MEMINFO) -> in
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    return _meminfo(meminfo).get("MemAvailable")
+    return _meminfo(MEMINFO).get("MemAvailable")
 
 
-def measure_machine(cpus: Path = _CPUS, meminfo: Path = _MEMINFO) -> list[Tier]:
+def measure_machine(cpus: Path = _CPUS, meminfo: Path = MEMINFO) -> list[Tier]:
     """Tiers L1, L2, L3, memory and network of this machine, from the cores outward.
 
     Takes about 0.3 s and, for that time, memory of 1.5 times the outermost caches, at least 128 MiB and at
