@@ -12,8 +12,8 @@ from strategies.communication import Communication
 from strategies.schedule import Schedule
 from trainer.costs import Measurements, transfer_key
 from trainer.plan import Plan
-from trainer.probe import microbatches_of
 from trainer.timeline import SPLIT
+from trainer.whatif import microbatches_of
 
 Entry = dict[str, object]
 

@@ -14,8 +14,9 @@ from trainer.costs import ComputeKey, elements
 from trainer.executor import Rank
 from trainer.files import write_atomically
 from trainer.plan import Plan
-from trainer.probe import Probes, microbatches_of, probe, probe_updates
+from trainer.probe import Probes, probe, probe_updates
 from trainer.verdict import Verdict
+from trainer.whatif import microbatches_of
 
 VERDICT_FILE = "verdict.json"
 SCHEMA = 1

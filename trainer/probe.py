@@ -35,9 +35,9 @@ from trainer.spans import COMPUTE, spans_of
 
 PASSES = 3
 UPDATE_PASSES = 6
-_log = logging.getLogger(__name__)
-
 MOST_MICROBATCHES = 3  # of one size; the others take as long
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,6 @@ class Probes:
     microbatches: Mapping[int, Sequence[Mapping[ComputeKey, float] | None]] = field(default_factory=dict)
     loads: Mapping[tuple[int, int], float] = field(default_factory=dict)
     updates: Mapping[tuple[int, int], float] = field(default_factory=dict)
-
-
-def microbatches_of(strategy: Strategy) -> int:
-    """Number of microbatches that it makes of a batch with enough rows."""
-    return (
-        1
-        if strategy.options.schedule == "naive" and strategy.name == "pipeline"
-        else (strategy.options.microbatches)
-    )
 
 
 def probe_updates(rank: Rank, sizes: Iterable[int], config: OptimizerConfig) -> dict[int, float]:

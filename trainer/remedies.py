@@ -12,12 +12,12 @@ from strategies.communication import Communication
 from strategies.compute import LayerOperation
 from strategies.schedule import Schedule
 from strategies.strategy import Strategy, Task
-from trainer.costs import ComputeKey, Measurements, PlanCosts, ScaleTransfer, UnknownCost
+from trainer.costs import ComputeKey, Measurements, PlanCosts, ScaleTransfer, UnknownCost, transfer_key
 from trainer.link import Links
 from trainer.plan import Plan
-from trainer.probe import Probes, microbatches_of
+from trainer.probe import Probes
 from trainer.rows import curve_time_s
-from trainer.whatif import Change, possible, rebalanced
+from trainer.whatif import Change, microbatches_of, possible, rebalanced
 
 
 @dataclass(frozen=True)
@@ -202,17 +202,24 @@ class Remedies:
         return [] if change is None else [change]
 
     def scale(self, measured: Measurements) -> ScaleTransfer | None:
-        """Seconds of messages of other sizes: the curve's, and slower where the run's own were slower."""
+        """Seconds of messages of other sizes: the curve's, and slower where the run's own were slower.
+
+        All messages of a step together: a few that differ are not to speak for the many.
+        """
         curve = self.links.here or self.links.plan
         if curve is None:
             return None
-        slower: dict[str, list[float]] = {}
-        n = self.plan.world_size
-        for (verb, numel, dtype, _), seconds in measured.transfers.items():
-            if (verb, n) in curve.curves:
-                expected = curve.time_s(verb, n, numel * ITEMSIZE[dtype])
-                slower.setdefault(verb, []).append(seconds / expected if expected else 1.0)
-        factors = {verb: max(1.0, float(np.mean(values))) for verb, values in slower.items()}
+        plan, n = self.plan, self.plan.world_size
+        took: dict[str, list[float]] = {}  # by verb: measured, expected
+        for schedule in plan.schedules(plan.batch_rows[0]):
+            for operation in schedule.operations:
+                if not isinstance(operation, Communication) or (operation.verb, n) not in curve.curves:
+                    continue
+                verb, numel, dtype, _ = key = transfer_key(operation)
+                both = took.setdefault(verb, [0.0, 0.0])
+                both[0] += measured.transfers.get(key, 0.0)
+                both[1] += curve.time_s(verb, n, numel * ITEMSIZE[dtype])
+        factors = {verb: max(1.0, own / expected) for verb, (own, expected) in took.items() if expected}
 
         def scaled(operation: Communication) -> float:
             seconds = curve_time_s(curve, operation, n)
@@ -233,8 +240,8 @@ def layer_seconds(schedules: Sequence[Schedule], measured: Measurements) -> list
     """Seconds of each layer in a step: the mean of the layers of its shape."""
     totals: dict[int, float] = {}
     shapes: dict[int, tuple[object, ...]] = {}
+    costs = PlanCosts(measured, schedules)
     for rank, schedule in enumerate(schedules):
-        costs = PlanCosts(measured, schedules)
         for operation in schedule.operations:
             if isinstance(operation, LayerOperation):
                 index, spec = operation.layer.index, operation.layer.spec

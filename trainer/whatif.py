@@ -102,11 +102,20 @@ def _changes(plan: Plan) -> Iterator[Change | None]:
     yield from _microbatches(plan)
 
 
+def microbatches_of(strategy: Strategy) -> int:
+    """Number of microbatches that it makes of a batch with enough rows."""
+    return 1 if _is_naive(strategy) else strategy.options.microbatches
+
+
+def _is_naive(strategy: Strategy) -> bool:
+    return strategy.name == "pipeline" and strategy.options.schedule == "naive"
+
+
 def _microbatches(plan: Plan) -> Iterator[Change | None]:
     """More of them fill a pipeline's bubble, fewer are larger: by factors of two."""
     options, rows = plan.strategy.options, plan.batch_rows[0]
     is_pipeline = plan.strategy.name == "pipeline" and plan.world_size > 1
-    now = 1 if options.schedule == "naive" and is_pipeline else options.microbatches
+    now = microbatches_of(plan.strategy)
     most = plan.strategy.rows_of(plan.world_size, 0, rows)[1]
     counts = []
     if is_pipeline:
@@ -122,7 +131,7 @@ def _microbatches(plan: Plan) -> Iterator[Change | None]:
     for count in counts:
         cause = "idle_bubble" if count > now else "small_microbatches"
         new, text = replace(options, microbatches=count), f"strategy.microbatches={count}"
-        if options.schedule == "naive" and is_pipeline:
+        if _is_naive(plan.strategy):
             new, text = replace(new, schedule="1f1b"), f"strategy.schedule=1f1b {text}"
         yield possible(plan, cause, text, new, plan.task)
 
