@@ -8,3 +8,7 @@ if __name__ == "__main__":
     from trainer.cli import run_script
 
     run_script(BenchRun)
+else:
+    import gc
+
+    gc.disable()  # while a rank imports torch, all of which stays; until trainer.rank.keep_torch

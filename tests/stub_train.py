@@ -13,3 +13,7 @@ if __name__ == "__main__":
 
     worker = sys.argv.pop(1)
     sys.exit(main(f"stub_workers:{worker}"))
+else:
+    import gc
+
+    gc.disable()  # as scripts/train.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ def describe(config: RunConfig, *place: Any, stop: StopFlag) -> int:
         "config": config.to_mapping(),
         "run_dir": config.run_dir,
         "pid": os.getpid(),
+        "collects_garbage": gc.isenabled(),
         "threads": torch.get_num_threads(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME"),

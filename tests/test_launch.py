@@ -60,7 +60,7 @@ def test_our_own_launcher_gives_each_rank_its_place_and_plain_config(start: Any,
         assert found["config"]["seed"] == 7
         threads = max(1, len(os.sched_getaffinity(0)) // 2)
         assert (found["threads"], found["OMP_NUM_THREADS"]) == (threads, str(threads))
-        assert found["GLOO_SOCKET_IFNAME"] == "lo"
+        assert found["GLOO_SOCKET_IFNAME"] == "lo" and found["collects_garbage"]
     assert first["config"] == second["config"]
     assert first["pid"] != second["pid"]
 

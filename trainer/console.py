@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from trainer.config import RunConfig
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Row = dict[str, Any]
 
@@ -21,6 +23,14 @@ class ProgressLine:
         self.config, self.console = config, console
         self._bar: Progress | None = None
         if console.is_terminal:
+            from rich.progress import (  # here: where there is no terminal nobody waits for it
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
+
             self._bar = Progress(
                 TextColumn("step"),
                 MofNCompleteColumn(),

@@ -37,6 +37,7 @@ SMALLEST = (
 BARE = "logger=none trainer.report=false trainer.verdict_budget_s=0 collectives.link_budget_s=0".split()
 FULL = ["logger.mode=offline"]
 BAR = 1.3
+TRAIN = Path(__file__).resolve().parent.parent / "scripts" / "train.py"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def job_cost(world_size: int, settings: Sequence[str]) -> Cost:
         before, sys.argv = sys.argv, ["train.py", "-m", "seed=0,1", f"hydra.sweep.dir={folder}/s", *own]
         told = Path(folder, "told")
         try:
-            with _told_to(told):
+            with _told_to(told), _started_by(TRAIN):
                 code = cli.main("trainer.startup_rank:timed_run")
         finally:
             sys.argv = before
@@ -69,6 +70,17 @@ def job_cost(world_size: int, settings: Sequence[str]) -> Cost:
         assert first.ended_at is not None and second.ended_at is not None
         stepped = max(float(path.read_text()) for path in second.folder.glob(f"{ENDED}*"))
         return Cost(stepped - first.ended_at, second.ended_at - first.ended_at)
+
+
+@contextmanager
+def _started_by(script: Path) -> Iterator[None]:
+    """The ranks import the file that was run: this one, as in a sweep of the user's."""
+    main = sys.modules["__main__"]
+    kept, main.__file__ = main.__file__, str(script)
+    try:
+        yield
+    finally:
+        main.__file__ = kept
 
 
 @contextmanager
