@@ -14,6 +14,7 @@ import pytest
 
 from collectives.link import Curve, LinkCurve, Point
 from models.block import Model
+from strategies.communication import Communication
 from strategies.compute import GradientNorm, Update
 from strategies.ddp import DataParallel
 from strategies.schedule import Schedule
@@ -280,6 +281,21 @@ def test_small_messages_are_named_by_the_link_curve() -> None:
     ).verdict()
     assert verdict.cause == "small_messages" and verdict.finding is not None
     assert 20 * MS <= verdict.finding.gain_s <= 22 * MS
+
+
+def test_a_message_that_is_sent_once_does_not_speak_for_all() -> None:
+    """Of eight of 1 ms on the curve one takes 9 ms: together they are (9 + 7) / 8 times slower."""
+    data = DataConfig(name="synthetic", dim=16, batch_size=16, num_samples=64, eval_samples=0)
+    plan = plan_of(StrategyConfig("ddp", bucket_mb=0), data=data)
+    flat = curve("all_reduce", {16: MS, 2**20: MS})
+    own = measure(timeline_of(plan), plan.schedules(16), history_of(plan, stamps(plan, {0: MS, 1: MS}, MS)))[
+        0
+    ]
+    times = {key: (9 if key[1] == 16 else 1) * MS for key in own.transfers}  # the bias of the last layer
+    scaled = Remedies(plan, Links(flat, flat), False).scale(own.changed(transfers=times))
+    operations = plan_of(StrategyConfig("ddp"), data=data).schedules(16)[0].operations
+    (whole,) = (own for own in operations if isinstance(own, Communication))
+    assert scaled is not None and scaled(whole) == pytest.approx(2 * MS)
 
 
 def test_a_link_slower_than_planned_is_named() -> None:

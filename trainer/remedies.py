@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -12,7 +14,15 @@ from strategies.communication import Communication
 from strategies.compute import LayerOperation
 from strategies.schedule import Schedule
 from strategies.strategy import Strategy, Task
-from trainer.costs import ComputeKey, Measurements, PlanCosts, ScaleTransfer, UnknownCost, transfer_key
+from trainer.costs import (
+    ComputeKey,
+    Measurements,
+    PlanCosts,
+    ScaleTransfer,
+    TransferKey,
+    UnknownCost,
+    transfer_key,
+)
 from trainer.link import Links
 from trainer.plan import Plan
 from trainer.probe import Probes
@@ -201,6 +211,16 @@ class Remedies:
         change = possible(plan, "uneven_shards", text, options, plan.task)
         return [] if change is None else [change]
 
+    @cached_property
+    def _messages(self) -> Counter[TransferKey]:
+        """How many of each kind are in a step, once for every rank that takes part."""
+        return Counter(
+            transfer_key(operation)
+            for schedule in self.plan.schedules(self.plan.batch_rows[0])
+            for operation in schedule.operations
+            if isinstance(operation, Communication)
+        )
+
     def scale(self, measured: Measurements) -> ScaleTransfer | None:
         """Seconds of messages of other sizes: the curve's, and slower where the run's own were slower.
 
@@ -209,16 +229,14 @@ class Remedies:
         curve = self.links.here or self.links.plan
         if curve is None:
             return None
-        plan, n = self.plan, self.plan.world_size
+        n = self.plan.world_size
         took: dict[str, list[float]] = {}  # by verb: measured, expected
-        for schedule in plan.schedules(plan.batch_rows[0]):
-            for operation in schedule.operations:
-                if not isinstance(operation, Communication) or (operation.verb, n) not in curve.curves:
-                    continue
-                verb, numel, dtype, _ = key = transfer_key(operation)
+        for key, seconds in measured.transfers.items():
+            verb, numel, dtype, _ = key
+            if (verb, n) in curve.curves:
                 both = took.setdefault(verb, [0.0, 0.0])
-                both[0] += measured.transfers.get(key, 0.0)
-                both[1] += curve.time_s(verb, n, numel * ITEMSIZE[dtype])
+                both[0] += self._messages[key] * seconds
+                both[1] += self._messages[key] * curve.time_s(verb, n, numel * ITEMSIZE[dtype])
         factors = {verb: max(1.0, own / expected) for verb, (own, expected) in took.items() if expected}
 
         def scaled(operation: Communication) -> float:
