@@ -8,7 +8,7 @@ if __name__ == "__main__":
     from trainer.cli import run_script
 
     run_script(BenchRun)
-else:
+elif __name__ == "__mp_main__":
     import gc
 
     gc.disable()  # while a rank imports torch, all of which stays; until trainer.rank.keep_torch

@@ -13,7 +13,7 @@ if __name__ == "__main__":
 
     worker = sys.argv.pop(1)
     sys.exit(main(f"stub_workers:{worker}"))
-else:
+elif __name__ == "__mp_main__":
     import gc
 
     gc.disable()  # as scripts/train.py

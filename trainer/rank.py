@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,10 +226,12 @@ def load_function(name: str) -> Callable[..., Any]:
     return loaded
 
 
+@cache
 def keep_torch() -> None:
     """Spare the garbage collector torch's 165,000 objects, which are here to stay; a look takes 0.09 s.
 
-    Ranks that are started import torch with the collector off (scripts/train.py); here it is turned on.
+    Ranks that are started import torch with the collector off (scripts/train.py); here it is turned on. Once
+    in a process: what a sweep leaves behind from job to job is to be collected.
     """
     gc.freeze()
     gc.enable()
