@@ -14,6 +14,7 @@ import torch
 from collectives.group import World
 from tests.ranks import RankPools
 from tests.training import config, make_loop, train
+from trainer import overhead
 from trainer.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainerConfig
 from trainer.judging import run_probes
 from trainer.loop import Loop
@@ -170,3 +171,20 @@ def test_memory_does_not_grow_in_ten_thousand_steps(ranks: RankPools) -> None:
     run = config(StrategyConfig("ddp"), model=small, trainer=trainer, data=data)
     grown = ranks[2].run(growth, run, 3000, timeout_s=360)
     assert max(grown) <= 512 * 1024
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--setting ddp,2", "--setting=ddp,2 must be strategy,layers,width,batch, such as ddp,6,512,256"),
+        ("--rounds 0", "--rounds=0 must be at least 1"),
+        ("--ranks x", "argument --ranks: invalid int value: 'x'; --help lists what there is"),
+        ("--setting foo,2,8,8", "strategy=foo is unknown; valid are single, ddp, tensor, pipeline"),
+        ("--setting pipeline,2,8,8 --ranks 3", "world_size=3 makes more stages than the 2 layers"),
+    ],
+)
+def test_wrong_input_of_the_comparison_is_told(
+    arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert overhead.main(arguments.split()) == 2
+    assert capsys.readouterr().err.startswith(sentence)

@@ -11,7 +11,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ from trainer.files import MetricsFile, as_record
 from trainer.loop import Loop
 from trainer.plan import make_plan
 from trainer.program import Program
+from trainer.rank import tell
 from trainer.recorder import Wire
 from trainer.signals import leave
+from trainer.two_hosts_cli import Parser
 from trainer.worker import make_rank
 
 SETTINGS = ("ddp,6,512,256", "ddp,4,128,128", "tensor,6,512,256", "pipeline,6,512,256")
@@ -191,21 +193,26 @@ def _of_all(world: World, times: list[float]) -> list[list[float]]:
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Measure what metering costs, in turn with the same run without."
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; returns the exit code."""
+    parser = Parser(
+        prog="overhead.py", description="Measure what metering costs, in turn with the same run without."
     )
     parser.add_argument("--setting", action="append", help="strategy,layers,width,batch; may be repeated")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--burst", type=int, default=20, help="steps in a turn")
-    request = parser.parse_args()
-    request.setting = request.setting or list(SETTINGS)
     try:
+        request = parser.parse_args(arguments)
+        for name in ("ranks", "rounds", "burst"):
+            if getattr(request, name) < 1:
+                raise InputError(f"--{name}={getattr(request, name)} must be at least 1")
+        request.setting = request.setting or list(SETTINGS)
         for setting in request.setting:
-            config_of(setting, request.ranks, 1)
+            make_plan(config_of(setting, request.ranks, 1), request.ranks)
     except InputError as error:
-        parser.error(str(error))
+        tell(str(error))
+        return 2
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_rank, (request, f"{folder}/store"), nprocs=request.ranks)
     return 0
