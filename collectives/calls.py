@@ -11,7 +11,7 @@ from collectives.choice import choose
 from collectives.group import Group
 from collectives.native import Starter, averages
 from collectives.traffic import ITEMSIZE
-from collectives.transfer import Started, Transfer, complete_all
+from collectives.transfer import Started, Transfer
 
 Back = Callable[[], object] | None
 Key = tuple[object, ...]
@@ -129,7 +129,5 @@ def begun(
         raise RuntimeError(f"{operation} {group.where} could not start: {error}") from error
     transfer = Started(operation, algorithm, work, output, group)
     if not asynchronous:
-        if group.in_flight:
-            complete_all(group.in_flight)
-        transfer.finish()
+        transfer.wait()
     return transfer

@@ -18,7 +18,7 @@ BY_HAND_FROM_BYTES: dict[str, tuple[int | None, int | None]] = {
     "reduce_scatter": (64 * KIB, 0),
     "all_to_all": (4 * MIB, 4 * MIB),
     "broadcast": (None, 4 * MIB),  # between two ranks a tree is one message
-    "reduce": (64, 0),  # gloo's moves one element in one message
+    "reduce": (8, 0),  # gloo's moves one element in one message
     "scatter": (None, None),  # the same messages either way
     "gather": (0, 0),
 }

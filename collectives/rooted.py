@@ -224,7 +224,7 @@ def send(tensor: Tensor, group: Group, peer: int, *, asynchronous: bool = False)
     Keep what an asynchronous one returns until it is complete: dropped, the message is lost. On nccl a
     posted receive holds up what follows it in its group: messages both ways at once need a group each.
     """
-    key = ("send", peer, tensor.dtype, tensor.shape) if isinstance(tensor, Tensor) else None
+    key = ("send", peer, tensor.dtype) if isinstance(tensor, Tensor) else None  # of any size
     if (ready := group.ready.get(key)) and calls.plain(tensor):
         return calls.begun(ready, group, tensor, None, tensor, asynchronous)
     check_tensor(tensor, group)
@@ -237,7 +237,7 @@ def send(tensor: Tensor, group: Group, peer: int, *, asynchronous: bool = False)
 
 def recv(tensor: Tensor, group: Group, peer: int, *, asynchronous: bool = False) -> Transfer:
     """Into `tensor`, which must have as many elements as the sender's: no rank can check that by itself."""
-    key = ("recv", peer, tensor.dtype, tensor.shape) if isinstance(tensor, Tensor) else None
+    key = ("recv", peer, tensor.dtype) if isinstance(tensor, Tensor) else None  # of any size
     if (ready := group.ready.get(key)) and calls.plain(tensor):
         return calls.begun(ready, group, tensor, None, tensor, asynchronous)
     check_tensor(tensor, group)

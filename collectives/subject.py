@@ -134,24 +134,31 @@ class Subject:
                     tensor, group, root, output=target, algorithm=algorithm, asynchronous=later
                 )
             case "send_recv":
-                return self._send_recv
+                return self._send_recv()
             case "barrier":
                 return lambda later: wire.barrier(group, asynchronous=later)
         raise ValueError(f"operation={case.operation} cannot be measured")
 
-    def _send_recv(self, later: bool) -> Transfer:
+    def _send_recv(self) -> Callable[[bool], Transfer]:
         """To the next rank, from the one before: the receive first, so that both directions are busy."""
-        ranks, index = self.group.ranks, self.group.index
-        before, following = ranks[index - 1], ranks[(index + 1) % len(ranks)]
-        if self.group.backend == "nccl":
-            together = native.Together(self.group, self.output, before, self.input, following)
-            return begin(together, "send_recv", self.group, self.output, later)
-        received = wire.recv(self.output, self.group, before, asynchronous=True)
-        sent = wire.send(self.input, self.group, following, asynchronous=True)
-        received.after(sent.wait)  # this way round: waiting for the send first wakes the rank twice
-        if not later:
-            received.wait()
-        return received
+        group, tensor, output = self.group, self.input, self.output
+        before, following = group.ranks[group.index - 1], group.ranks[(group.index + 1) % group.size]
+
+        def together(later: bool) -> Transfer:
+            messages = native.Together(group, output, before, tensor, following)
+            return begin(messages, "send_recv", group, output, later)
+
+        def both(later: bool) -> Transfer:
+            received = wire.recv(output, group, before, asynchronous=True)
+            sent = wire.send(tensor, group, following, asynchronous=True)
+            if later:
+                received.after(sent.wait)
+            else:
+                received.wait()  # this way round: waiting for the send first wakes the rank twice
+                sent.wait()
+            return received
+
+        return together if group.backend == "nccl" else both
 
     # Values: whole numbers so small that every dtype holds their sums exactly
 

@@ -172,20 +172,36 @@ class Native(Transfer):
 
 
 class Started(Transfer):
-    """One call of the backend's own that is under way already."""
+    """One call of the backend's own that is under way already.
+
+    Made and waited for in every call of a small message, so it has few fields and short ways.
+    """
 
     single_use = True
+    _running = True
 
     def __init__(
         self, operation: str, algorithm: str, work: dist.Work, output: Tensor | None, group: Group
     ) -> None:
         self.operation, self.algorithm, self.output = operation, algorithm, output
-        self.where, self.pending = group.where, group.in_flight
-        self._works = (work,)
-        self._running = True
+        self.work, self.group = work, group
 
     def post(self) -> Sequence[dist.Work]:
         raise AssertionError("it has started")
+
+    def wait(self) -> None:
+        if not self._running:
+            return
+        if self.group.in_flight:
+            complete_all(self.group.in_flight)
+        self._running = False
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            self.where = self.group.where
+            raise self._failed(error) from error
+        for step in self._then:
+            step()
 
 
 class Phased(Transfer):
