@@ -7,7 +7,6 @@ as measured, says whether the cause must be named.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -24,6 +23,9 @@ from typing import Any
 from tests.launched import ROOT, Launched, torchrun_on_two_hosts
 from tests.planted import HEALTHY, PLANTED, Case, Plant
 from tests.spanning import SPANNING
+from trainer.errors import InputError
+from trainer.rank import tell
+from trainer.two_hosts_cli import Parser
 
 CASES = {case.name: case for case in (*PLANTED, *SPANNING, *HEALTHY)}
 NAMED_FROM, NONE_BELOW = 0.10, 0.02  # shares of the step; between them both are right, another cause never
@@ -246,16 +248,22 @@ def report(outcomes: Sequence[Outcome], seed: str, failed: Sequence[str] = ()) -
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run cases as the command line says; 1 where one is not named right."""
-    parser = argparse.ArgumentParser(prog="planted.py", description=__doc__)
+    parser = Parser(prog="planted.py", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"all, or of {', '.join(CASES)}")
     parser.add_argument("--seed", default="0", help="magnitudes follow from it")
     parser.add_argument("--runs", type=int, default=5, help="of each case, each with magnitudes of its own")
     parser.add_argument("--output", type=Path, help="file for the tables, in Markdown")
     parser.add_argument("--keep", type=Path, help="folder for the runs; without it they are deleted")
-    options = parser.parse_args(arguments)
-    unknown = [name for name in options.cases if name not in CASES]
-    if unknown:
-        parser.error(f"CASE={unknown[0]} is unknown; valid are {', '.join(CASES)}")
+    try:
+        options = parser.parse_args(arguments)
+        unknown = [name for name in options.cases if name not in CASES]
+        if unknown:
+            raise InputError(f"CASE={unknown[0]} is unknown; valid are {', '.join(CASES)}")
+        if options.runs < 1:
+            raise InputError(f"--runs={options.runs} must be at least 1")
+    except InputError as error:
+        tell(str(error))
+        return 2
     chosen = [CASES[name] for name in options.cases or CASES]
     outcomes: list[Outcome] = []
     failed: list[str] = []

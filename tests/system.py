@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from trainer.errors import InputError
 from trainer.two_hosts import TwoHosts, check_system
+
+STATM = Path("/proc/self/statm")
+needs_resident_bytes = pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
+
+
+def resident_bytes() -> int:
+    """Physical memory of this process."""
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def need_two_hosts(*programs: str) -> None:

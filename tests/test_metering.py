@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 
 from collectives.group import World
 from tests.ranks import RankPools
+from tests.system import needs_resident_bytes, resident_bytes
 from tests.training import config, make_loop, train
 from trainer import overhead
 from trainer.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainerConfig
@@ -143,10 +142,6 @@ def test_nothing_is_read_when_that_is_asked(ranks: RankPools) -> None:
     assert results[0]["wire"]["steps"] == 0
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def growth(world: World, run: RunConfig, early: int) -> int:
     """Job: bytes by which this rank has grown between step `early` and the last."""
     loop = make_loop(world, run)
@@ -162,7 +157,7 @@ def growth(world: World, run: RunConfig, early: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@needs_resident_bytes
 def test_memory_does_not_grow_in_ten_thousand_steps(ranks: RankPools) -> None:
     """Stamps of 10,000 steps would be 6 MB: what is kept is a sample, which is full by step 3,000."""
     small = ModelConfig(num_layers=2, hidden_dim=8)

@@ -18,6 +18,7 @@ from collectives.group import World
 from collectives.traffic import ALGORITHMS
 from tests.collective_cases import FLOATS, INTEGERS, REDUCING, Call, run_calls
 from tests.ranks import RankPools
+from tests.system import needs_resident_bytes, resident_bytes
 
 MOVING = ("broadcast", "scatter", "gather", "all_gather", "all_to_all")
 OPERATIONS = (*REDUCING, *MOVING)
@@ -436,6 +437,51 @@ def test_an_operation_runs_once(ranks: RankPools) -> None:
         "all_reduce has run: call it again",
         "reduce is under way: wait for it first",
     ]
+
+
+def kept_memory(world: World) -> dict[str, Any]:
+    """Job: calls of one kind, some in flight together, of tensors that change, that are others, that go."""
+    group, root = world.group("world", range(world.size)), 1
+    is_root = world.rank == root
+    tensor = torch.arange(4.0)
+    found: dict[str, Any] = {"scattered": [], "reduced": []}
+    output = torch.zeros(2)
+
+    def scatter(source: torch.Tensor) -> None:
+        wire.scatter(source if is_root else None, group, root, output=output)
+        found["scattered"].append(output.tolist())
+
+    scatter(tensor)
+    scatter(tensor)
+    scatter(tensor.add_(10))
+    scatter(torch.arange(4.0) * 100)
+    scatter(tensor.set_(torch.arange(4.0) + 50))  # other memory under the same name
+    large, part = torch.ones(2**25), torch.ones(2**24)
+    for _ in range(3):
+        wire.scatter(large if is_root else None, group, root, output=part)
+    before = resident_bytes()
+    del large
+    found["freed"] = before - resident_bytes()
+    own = [torch.full((1,), float(10 * k + world.rank)) for k in range(3)]
+    for _ in range(2):
+        made = [wire.reduce(one.clone(), group, root, algorithm="native", asynchronous=True) for one in own]
+        for transfer in reversed(made):
+            transfer.wait()
+        found["reduced"].append([t.output.item() if t.output is not None else None for t in made])
+    inputs = own[0].clone()
+    wire.reduce(inputs, group, root, algorithm="native")
+    found["input"] = inputs.item()
+    return found
+
+
+@needs_resident_bytes
+def test_memory_that_is_kept_between_calls_holds_nothing_back_and_mixes_nothing_up(ranks: RankPools) -> None:
+    first, second = ranks[2].run(kept_memory)
+    assert first["scattered"] == [[0, 1], [0, 1], [10, 11], [0, 100], [50, 51]]
+    assert second["scattered"] == [[2, 3], [2, 3], [12, 13], [200, 300], [52, 53]]
+    assert first["freed"] > 2**26 and second["freed"] > 2**26  # half of what it had
+    assert first["reduced"] == [[None] * 3] * 2 and second["reduced"] == [[1, 21, 41]] * 2
+    assert first["input"] == 0 and second["input"] == 1  # the sum
 
 
 # Tensors that are more than numbers

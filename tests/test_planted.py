@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from tests.planted import HEALTHY, PLANTED, Case, Plant
-from tests.planted_matrix import CASES, Outcome, report, run_case
+from tests.planted_matrix import CASES, Outcome, main, report, run_case
 from tests.spanning import SPANNING
 from tests.system import need_two_hosts
 
@@ -67,6 +67,22 @@ def test_a_saved_table_names_the_runs_that_failed() -> None:
     told = report([right], "0", ["ddp, run 1: exit code 1 of train.py\nTraceback"])
     assert "All were named right." not in told and "Traceback" not in told
     assert told.endswith("Failed:\n\n- ddp, run 1: exit code 1 of train.py\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("no_such", "CASE=no_such is unknown; valid are small_messages, "),
+        ("--runs 0", "--runs=0 must be at least 1"),
+        ("--seeds 3", "unrecognized arguments: --seeds; --help lists what there is"),
+    ],
+)
+def test_wrong_input_is_told_in_one_sentence(
+    arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments.split()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(sentence) and told.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -137,13 +137,11 @@ def test_the_simulator_gives_the_step_that_was_stamped() -> None:
 def test_too_few_steps_say_nothing() -> None:
     plan = plan_of(NOT_OVERLAPPED)
     history = history_of(plan, stamps(plan, {0: MS, 1: MS}, MS, steps=2))
-    with pytest.raises(UnknownCost, match="2 steps after warm-up say too little; run at least 3"):
+    with pytest.raises(UnknownCost, match="a verdict needs 3 steps after warm-up, and has 2"):
         measure(timeline_of(plan), plan.schedules(16), history)
     verdict = Judge(plan, timeline_of(plan), history, Remedies(plan, Links(), False)).verdict()
-    assert verdict.cause is None and verdict.missing == (
-        "2 steps after warm-up say too little; run at least 3",
-    )
-    assert sentence(verdict).endswith("run at least 3.")
+    assert verdict.cause is None and verdict.missing == ("a verdict needs 3 steps after warm-up, and has 2",)
+    assert sentence(verdict).endswith("needs 3 steps after warm-up, and has 2.")
 
 
 @pytest.mark.parametrize("steps", [3, 4, 5, 6, 7, 8])

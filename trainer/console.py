@@ -92,7 +92,7 @@ def show_summary(
     """What the run measured: medians after warm-up, bytes by operation, and where everything is."""
     if steady:
         time_s = statistics.median(row["step_time_s"] for row in steady)
-        console.print(f"\nmedian of {len(steady)} steps after warm-up")
+        console.print(f"\nmedian of {len(steady)} step{'' if len(steady) == 1 else 's'} after warm-up")
         console.print(f"  step time            {time_s * 1e3:.3f} ms", highlight=False)
         sent = statistics.median(row["bytes_sent"] for row in steady)
         console.print(

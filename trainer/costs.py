@@ -164,7 +164,7 @@ def measure(timeline: Timeline, schedules: Sequence[Schedule], history: History)
     """
     steps = typical(timeline, history.steady())
     if len(steps) < FEWEST_STEPS:
-        raise UnknownCost(f"{len(steps)} steps after warm-up say too little; run at least {FEWEST_STEPS}")
+        raise UnknownCost(f"a verdict needs {FEWEST_STEPS} steps after warm-up, and has {len(steps)}")
     chosen = np.unique(np.linspace(0, len(steps) - 1, MOST_SAMPLES).astype(int))
     steps = [steps[k] for k in chosen]
     records = [stacked(steps, rank, timeline.length(rank, False)) for rank in range(len(schedules))]

@@ -73,7 +73,7 @@ def _tiles(found: Row) -> Markup:
     steps = number(found.get("steps"))
     spread = "" if low is None or high is None else f"quartiles {seconds(low)} to {seconds(high)}"
     if steps is not None:
-        spread += f"{', ' if spread else ''}{plain(steps)} steps"
+        spread += f"{', ' if spread else ''}{plain(steps)} step{'' if steps == 1 else 's'}"
     tiles = []
     if step is not None:
         tiles.append(tile(seconds(step), "a step takes", spread))
