@@ -19,7 +19,7 @@ from collectives.native import GLOO_OPS
 from collectives.subject import IN_PLACE, OUT_OF_PLACE, Case, Subject
 from collectives.traffic import native
 
-HOST_CALLS = 60
+FEWEST_HOST_CALLS, MOST_HOST_CALLS, HOST_S = 60, 400, 0.25
 
 
 def compare(world: World, case: Case, warmup: int, rounds: int) -> Row:
@@ -57,7 +57,7 @@ def _compare(world: World, case: Case, warmup: int, rounds: int) -> Row:
         "ratio": middle,
         "ratio_low": low,
         "ratio_high": high,
-        "host_added_s": _host_added(world, subject, rival) if takes_native else None,
+        "host_added_s": _host_added(world, subject, rival, statistics.median(ours)) if takes_native else None,
         "rounds": rounds,
         "calls": calls,
     }
@@ -131,14 +131,14 @@ class Rival:
         return list(tensor.split(self.subject.block))
 
 
-def _host_added(world: World, subject: Subject, rival: Rival) -> float:
+def _host_added(world: World, subject: Subject, rival: Rival, call_s: float) -> float:
     """Seconds of the calling thread that starting ours takes beyond torch's: the worst rank's median.
 
     Of a call that follows another one, and as time on the processor: on the clock, the backend's own
-    threads, which a call wakes, would count as well.
+    threads, which a call wakes, would count as well. `call_s` is equal on all ranks.
     """
     differences = []
-    for turn in range(HOST_CALLS):
+    for turn in range(max(FEWEST_HOST_CALLS, min(MOST_HOST_CALLS, int(HOST_S / call_s)))):
         taken = [0.0, 0.0]
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
             wire.barrier(world.control)
