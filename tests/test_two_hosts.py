@@ -223,8 +223,12 @@ def test_the_hosts_reach_each_other_over_a_shaped_link_and_leave_nothing() -> No
         )
         server = hosts.start(0, [sys.executable, "-c", listener], stdout=subprocess.PIPE)
         assert server.stdout is not None and server.stdout.readline() == "up\n"
-        client = f"import socket; socket.create_connection(({ADDRESSES[0]!r}, 5000), 5)"
-        assert hosts.start(1, [sys.executable, "-c", client]).wait(20) == 0
+        client = (
+            f"import socket; s = socket.create_connection(({ADDRESSES[0]!r}, 5000), 5); "
+            "print(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode())"
+        )
+        connected = hosts.start(1, [sys.executable, "-c", client], stdout=subprocess.PIPE)
+        assert connected.communicate(timeout=20)[0].strip() in ("cubic", "reno")  # not the machine's own
         assert server.communicate(timeout=20)[0] == ADDRESSES[1] + "\n"
         for host in (0, 1):
             shown = hosts.start(host, ["tc", "qdisc", "show", "dev", "wire0"], stdout=subprocess.PIPE)
