@@ -36,6 +36,7 @@ def test_a_whole_run_is_told_from_its_verdict_to_its_environment(tmp_path: Path)
         "that gives back 3.6 ms 30.0 % of the step",
         "12.3 ms +2.5 % of the measured one",
         "no bytes of the wire in step 1",
+        "overlap and bubble are those of rank 0, which sends most.",
         "Step 2: its timeline 10 operations on 2 ranks in 9 ms",
         "add up to those of all 4 rows of metrics.jsonl: 4,000 B",
         "The longest step of the warm-up, 90 ms, is cut off at the top.",

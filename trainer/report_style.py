@@ -60,7 +60,7 @@ th, td { text-align: left; padding: 6px 12px 6px 0; border-bottom: 1px solid var
   vertical-align: top; overflow-wrap: normal; }
 th { color: var(--muted); font-weight: 600; font-size: 0.85rem; }
 .n { text-align: right; padding-left: 8px; }
-td.n { white-space: nowrap; }
+td.n, td[data-label="value"], td[data-label="gives back"] { white-space: nowrap; }
 th.n { overflow-wrap: anywhere; min-width: 5.8em; }
 tfoot td { font-weight: 700; border-bottom: 0; border-top: 2px solid var(--line); }
 .wide { overflow-x: auto; }

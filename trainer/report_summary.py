@@ -74,6 +74,9 @@ def numbers(run: Run) -> Markup:
         if steady
         else "No step after warm-up: medians are missing."
     )
+    headline = number(run.summary.get("headline_rank"))
+    if steady and headline is not None and (run.world_size or 1) > 1:
+        words += f" Bytes, bandwidths, overlap and bubble are those of rank {headline:.0f}, which sends most."
     grid = f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
     unmeasured = ""
     if absent and steady:

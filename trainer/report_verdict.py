@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.report import Row, Run, entries, number, texts
-from trainer.report_text import NONE, Markup, code, escape, in_unit, items, plain, seconds, share, table
+from trainer.report_text import NONE, Markup, code, escape, in_unit, items, many, seconds, share, table
 
 WALLS = {
     "link": "the link",
@@ -73,7 +73,7 @@ def _tiles(found: Row) -> Markup:
     steps = number(found.get("steps"))
     spread = "" if low is None or high is None else f"quartiles {seconds(low)} to {seconds(high)}"
     if steps is not None:
-        spread += f"{', ' if spread else ''}{plain(steps)} step{'' if steps == 1 else 's'}"
+        spread += f"{', ' if spread else ''}{many(int(steps), 'step')}"
     tiles = []
     if step is not None:
         tiles.append(tile(seconds(step), "a step takes", spread))
