@@ -29,6 +29,7 @@ class AutogradBlock(JointBlock):
         gradients: Mapping[str, Tensor],
     ) -> None:
         self.spec, self.module = spec, module
+        self.is_placed = bool(parameters)  # on the device and in the dtype of the layer's tensors
         self.gradients = list(gradients.values())
         bound: dict[int, nn.Parameter] = {}  # one for all names under which a module ties a parameter
         for name, original in list(module.named_parameters(remove_duplicate=False)):
@@ -41,6 +42,9 @@ class AutogradBlock(JointBlock):
 
     def forward(self, saved: Saved, context: Context) -> None:
         self.module.train(context.training)
+        if not self.is_placed:  # a layer without parameters learns from its input where it stands
+            self.module.to(device=saved.output.device, dtype=saved.output.dtype)
+            self.is_placed = True
         if saved.input.shape[0] == 0:
             saved.graph = None
             return
@@ -101,11 +105,15 @@ class AutogradModel(Model):
         self.factories = tuple(factories)
         layers: list[LayerSpec] = []
         owners: dict[int, int] = {}
-        keep_alive = []  # ids are compared below, so no module may be freed before the end
+        keep_alive: list[nn.Module] = []  # ids are compared below, so none may be freed before the end
         shape = tuple(input_shape)
         for index, factory in enumerate(self.factories):
             with torch.device("meta"):
                 module = factory()
+            if not isinstance(module, nn.Module):
+                raise ValueError(
+                    f"the factory of layer {index} returned {type(module).__name__} and must return a module"
+                )
             keep_alive.append(module)
             for name, parameter in module.named_parameters(remove_duplicate=False):
                 if not parameter.requires_grad:
@@ -118,9 +126,11 @@ class AutogradModel(Model):
                         f"parameter {name} of layer {index} is tied to layer {owners[id(parameter)]}; "
                         "tied weights across layers are not supported, give each layer its own"
                     )
+        for index, module in enumerate(keep_alive):
             layers.append(_describe(index, module, shape))
             shape = layers[-1].output_shape
         self.layers = tuple(layers)
+        self._made: dict[int, nn.Module] = {}  # by layer, until its block takes it
 
     def initialize(
         self, layer: int, parameters: Mapping[str, Tensor], columns: tuple[int, int] | None, seed: int
@@ -132,11 +142,17 @@ class AutogradModel(Model):
             module = self.factories[layer]()
         for name, parameter in module.named_parameters():
             parameters[name].copy_(parameter.detach())
+        self._made[layer] = module
 
     def block(self, layer: int, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Block:
-        """The module is built once for its structure and buffers; its parameters become the views given."""
-        with torch.random.fork_rng(devices=[]):
-            module = self.factories[layer]()
+        """Of the module that `initialize` made, whose buffers follow from the seed as well. Its parameters
+        become the views given.
+        """
+        module = self._made.pop(layer, None)
+        if module is None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(_seed_of(layer))
+                module = self.factories[layer]()
         like = next(iter(parameters.values()), None)
         if like is not None:
             module.to(device=like.device, dtype=like.dtype)
@@ -156,6 +172,11 @@ def _describe(index: int, module: nn.Module, input_shape: tuple[int, ...]) -> La
         with torch.no_grad():
             output = module(torch.empty((rows, *input_shape), device="meta", dtype=dtype))
     except (RuntimeError, ValueError, TypeError) as error:
+        if any(not parameter.is_meta for parameter in module.parameters()):
+            raise ValueError(
+                f"layer {index} ({type(module).__name__}) has parameters that were there before its factory "
+                "was called; make the module in the factory"
+            ) from error
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
             f"layer {index} ({type(module).__name__}) cannot take rows of shape {input_shape}: {first_line}"

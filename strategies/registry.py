@@ -34,4 +34,10 @@ def make_strategy(
             f"strategy={name} is unknown; valid are {', '.join(known)}"
             " (a plug-in's own are named in its module's STRATEGIES, declared under plugins)"
         )
-    return known[name](options)
+    made = known[name](options) if callable(known[name]) else None
+    if not isinstance(made, Strategy):
+        raise ValueError(
+            f"strategy={name}: its entry in STRATEGIES must be a class of strategies.strategy.Strategy, or a "
+            "function that returns one"
+        )
+    return made

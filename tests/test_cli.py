@@ -53,6 +53,11 @@ WRONG: list[tuple[list[str], str]] = [
         "world_size=1,2 holds several values; add -m for a sweep, or write a list as key=[1,2]",
     ),
     (["+seed=1"], "seed is a key already; leave out the + before it"),
+    (["+strategy=ddp"], "strategy has a choice already; leave out the + before it"),
+    (
+        ["strategy=[ddp,tensor]"],
+        "strategy=[ddp,tensor] is a list, and strategy takes one choice; for a sweep use -m and commas",
+    ),
     (["trainer.max_steps=???"], "trainer.max_steps=??? must be given a value"),
     (["trainer.max_steps=${nope}"], "trainer.max_steps: Interpolation key 'nope' not found"),
     (

@@ -160,7 +160,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"seed": None}, "seed=null must be a whole number"),
     ({"world_size": 0}, "world_size=0 must be at least 1"),
     ({"world_size": "two"}, "world_size=two must be a whole number"),
-    ({"plugins": "mine"}, "plugins=mine must be a list such as [1, 2]"),
+    ({"plugins": "mine"}, "plugins=mine must be a list such as [my_module]"),
     ({"plugins": [" "]}, "plugins[0]=' ' must not be empty"),
     ({"resume": "run"}, "resume=run is reserved for a later version; leave it null"),
     (
@@ -240,6 +240,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"trainer": {"profile": [5, 3]}},
         "trainer.profile=[5, 3] must name a first and a last step, the first not after the last",
     ),
+    (
+        {"trainer": {"profile": [8, 10], "max_steps": 10}},
+        "trainer.profile=[8, 10] must lie within the steps, which are 0 to 9 with trainer.max_steps=10",
+    ),
+    ({"data": {"prefetch": 10**8}}, "data.prefetch=100000000 must be at most 10,000"),
+    ({"model": {"num_layers": 10**8}}, "model.num_layers=100000000 must be at most 100,000"),
+    ({"trainer": {"num_threads": 10**6}}, "trainer.num_threads=1000000 must be at most 4,096"),
+    ({"collectives": {"timeout_s": 1e20}}, "collectives.timeout_s=1e+20 must be at most 10,000,000"),
     ({"trainer": {"num_threads": 0}}, "trainer.num_threads=0 must be at least 1"),
     ({"collectives": {"backend": "mpi"}}, "collectives.backend=mpi must be one of auto, gloo, nccl"),
     ({"collectives": {"timeout_s": 0}}, "collectives.timeout_s=0.0 must be above 0"),

@@ -15,7 +15,14 @@ from torch import nn
 from collectives.group import World
 from tests import training
 from tests.ranks import RankPools
-from trainer.config import DataConfig, RunConfig, StrategyConfig, TrainerConfig, TrainingStopped
+from trainer.config import (
+    DataConfig,
+    OptimizerConfig,
+    RunConfig,
+    StrategyConfig,
+    TrainerConfig,
+    TrainingStopped,
+)
 from trainer.control import FIELDS, Control, Gathered
 from trainer.data import load_dataset
 from trainer.loop import Loop
@@ -125,7 +132,8 @@ def test_evaluation_agrees_with_a_plain_forward_in_float64(ranks: RankPools, str
     dataset = load_dataset(run.data, seed=0, hidden_dim=24)
     inputs = torch.tensor(dataset.eval_inputs, dtype=torch.float64)
     targets = torch.tensor(dataset.eval_targets)
-    outputs = network(inputs)
+    with torch.no_grad():
+        outputs = network(inputs)
     assert row["eval_loss"] == pytest.approx(float(nn.functional.cross_entropy(outputs, targets)), rel=1e-9)
     assert row["eval_accuracy"] == pytest.approx(float((outputs.argmax(1) == targets).double().mean()))
 
@@ -180,6 +188,18 @@ def test_regression_evaluates_the_loss_alone(ranks: RankPools) -> None:
     for strategy in STRATEGIES:
         rows = ranks[2].run(train, config(strategy, data=data))[0]["rows"]
         assert rows[-1]["eval_accuracy"] is None and rows[-1]["eval_loss"] > 0
+
+
+def test_a_run_that_diverges_in_its_last_step_does_not_end_well(ranks: RankPools) -> None:
+    """The training loss of the only step is that of the initial weights; the evaluation's is not finite."""
+    run = dataclasses.replace(
+        config(StrategyConfig("ddp"), trainer=TrainerConfig(max_steps=1)),
+        optimizer=OptimizerConfig("sgd", lr=1e300),
+    )
+    with pytest.raises(
+        AssertionError, match=r"loss of the held-out rows is (nan|inf) after step 0; all ranks"
+    ):
+        ranks[2].run(train, run)
 
 
 def test_a_norm_that_is_nan_under_a_finite_loss_is_called_by_its_name() -> None:

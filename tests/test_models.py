@@ -419,6 +419,40 @@ def test_weights_tied_across_layers_are_refused_by_name() -> None:
     )
 
 
+def test_modules_that_were_made_before_are_refused() -> None:
+    lin = nn.Linear(4, 4)
+    assert refusal_of(lambda: lin) == (
+        "layer 0 (Linear) has parameters that were there before its factory was called; "
+        "make the module in the factory"
+    )
+    assert refusal_of(lambda: lin, lambda: lin).startswith("parameter weight of layer 1 is tied to layer 0; ")
+    assert refusal_of(lambda: 3) == (  # type: ignore[arg-type, return-value]
+        "the factory of layer 0 returned int and must return a module"
+    )
+
+
+class RandomProjection(nn.Module):
+    """A buffer that is drawn, and no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.matrix
+
+
+def test_buffers_follow_from_seed_and_layer_and_stand_where_the_input_does() -> None:
+    """As parameters do. The layer is in float64, and has no parameter that says so."""
+    inputs = torch.randn(5, 4, dtype=torch.float64)
+    results = []
+    for layer in (0, 0, 1):
+        torch.manual_seed(len(results))  # what the process has drawn so far does not matter
+        own = Layer(AutogradModel([RandomProjection] * 2, (4,)), layer)
+        results.append(own.forward(inputs).output)
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
 class TiedInside(nn.Module):
     """One weight under two names."""
 

@@ -123,9 +123,14 @@ def test_an_earlier_run_is_set_aside_whole(tmp_path: Path) -> None:
         sinks.write({"step": attempt})
         for name in written:
             (tmp_path / name).write_text(str(attempt))
-    kept = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != "config.yaml"}
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir() if "config" not in path.name}
     rows = {name: lines(tmp_path / name)[0]["step"] for name in kept if name.startswith("metrics")}
     assert rows == {"metrics.1.jsonl": 0, "metrics.2.jsonl": 1, "metrics.jsonl": 2}
+    assert {path.name for path in tmp_path.glob("config*")} == {
+        "config.yaml",
+        "config.1.yaml",
+        "config.2.yaml",
+    }
     assert {name: text for name, text in kept.items() if name not in rows} == {
         "summary.1.json": "0",
         "verdict.1.json": "0",

@@ -29,8 +29,16 @@ def plain_config(composed: DictConfig, overrides: Sequence[str], job: type[JobCo
     """The composed configuration as plain data, every interpolation resolved.
 
     Raises:
-        InputError: a group without a choice, a missing value, or an interpolation that leads nowhere.
+        InputError: a group without a choice or with several, a missing value, or an interpolation that
+            leads nowhere.
     """
+    groups = [name for name, hint in get_type_hints(job).items() if dataclasses.is_dataclass(hint)]
+    for override in overrides:
+        group, _, choice = override.partition("=")
+        if group in groups and choice.startswith("["):
+            raise InputError(
+                f"{override} is a list, and {group} takes one choice; for a sweep use -m and commas"
+            )
     try:
         mapping = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except Exception as error:
@@ -39,8 +47,8 @@ def plain_config(composed: DictConfig, overrides: Sequence[str], job: type[JobCo
             raise
         raise InputError(sentence) from None
     assert isinstance(mapping, dict)
-    for name, hint in get_type_hints(job).items():
-        if dataclasses.is_dataclass(hint) and mapping.get(name) is None:
+    for name in groups:
+        if mapping.get(name) is None:
             raise InputError(f"{name}=null leaves nothing to run; choose one that --help lists under {name}")
     return {str(key): value for key, value in mapping.items()}
 

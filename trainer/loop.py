@@ -26,6 +26,7 @@ from trainer.rows import Rows
 from trainer.timeline import Timeline
 
 Row = dict[str, Any]
+CURES = "lower optimizer.lr, set trainer.clip_grad_norm, or look at the data"
 
 
 class StopRequest(Protocol):
@@ -99,6 +100,7 @@ class Loop:
     def steps(self, loader: TrainLoader, max_steps: int) -> Iterator[int]:
         """Run the steps one by one; yields after each, and ends what is under way after the last."""
         config = self.config.trainer
+        bad_score = ""
         mark = time.perf_counter()
         for step in range(max_steps):
             asked = time.perf_counter()
@@ -119,8 +121,10 @@ class Loop:
                 self._compare_replicas(step)
                 mark = time.perf_counter()
             if step + 1 == max_steps or (config.eval_every and (step + 1) % config.eval_every == 0):
-                self._score(step)
+                bad_score = self._score(step)
                 mark = time.perf_counter()
+                if bad_score:
+                    break
             if self.on_verdict and (step + 1) % config.verdict_every == 0 and step + 1 < max_steps:
                 self._exchange_stamps()
                 self._exchange_stamps()
@@ -133,11 +137,18 @@ class Loop:
             self._settle(gathered)
         self._exchange_stamps()
         self._exchange_stamps()
+        if bad_score:
+            raise TrainingStopped(bad_score)
 
-    def _score(self, step: int) -> None:
+    def _score(self, step: int) -> str:
+        """Evaluate; what is wrong with the result, the same on all ranks."""
         before = self.recorder.wire()
-        self.rows.score(step, self.evaluate())
+        loss, accuracy = self.evaluate()
+        self.rows.score(step, (loss, accuracy))
         self.recorder.skip_wire(before)
+        if loss is None or math.isfinite(loss):
+            return ""
+        return f"loss of the held-out rows is {loss} after step {step}; all ranks stopped ({CURES})"
 
     def _exchange_stamps(self) -> None:
         """Take in the batch of stamps under way, and send the next; all ranks at the same step."""
@@ -199,8 +210,7 @@ class Loop:
             loss, norm = sum(gathered["loss_share"]), gathered["gradient_norm"][first]
             what = f"gradient norm is {norm}" if math.isfinite(loss) else f"loss is {loss}"
             raise TrainingStopped(
-                f"{what} at step {gathered.step}, first on rank {first}; all ranks stopped "
-                "(lower optimizer.lr, set trainer.clip_grad_norm, or look at the data)"
+                f"{what} at step {gathered.step}, first on rank {first}; all ranks stopped ({CURES})"
             )
         self.stopped_by = self.stopped_by or int(max(gathered["stop_signal"]))
         return bool(self.stopped_by)

@@ -197,6 +197,11 @@ def build_model(config: RunConfig, data: DataSpec, plugins: Sequence[Any]) -> Mo
         raise ValueError(f"model={own.name} is unknown; valid are {valid}")
     build: ModelFactory = models[own.name]
     model = build(data.input_shape, data.output_dim, own.options)
+    if not isinstance(model, Model):
+        raise ValueError(
+            f"model={own.name}: its function in MODELS returned a {type(model).__name__}; it must return a "
+            "models.block.Model, such as models.autograd.AutogradModel of functions that make modules"
+        )
     outputs = math.prod(model.output_shape)
     if outputs != data.output_dim:
         raise ValueError(

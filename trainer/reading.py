@@ -75,9 +75,14 @@ def _read(kind: Any, value: Any, key: str) -> Any:
     return _SCALARS[kind](value, key)
 
 
+_EXAMPLES = {str: "[my_module]"}
+
+
 def _read_tuple(arguments: tuple[Any, ...], value: Any, key: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise InputError(f"{shown(key, value)} must be a list such as [1, 2]")
+        raise InputError(
+            f"{shown(key, value)} must be a list such as {_EXAMPLES.get(arguments[0], '[1, 2]')}"
+        )
     if arguments[-1] is Ellipsis:
         arguments = (arguments[0],) * len(value)
     if len(value) != len(arguments):

@@ -103,6 +103,8 @@ def _composition(error: ConfigCompositionException, job: type[JobConfig]) -> str
         return unknown_key(key, known)
     if match := re.match(r"Ambiguous value for argument '([^']+)'", text):
         return f"{match[1]} holds several values; add -m for a sweep, or write a list as key=[1,2]"
+    if match := re.match(r"Multiple values for (\S+)\. To override", text):
+        return f"{match[1]} has a choice already; leave out the + before it"
     if match := re.match(r"Could not append to config\. An item is already at '([^']+)'", text):
         return f"{match[1]} is a key already; leave out the + before it"
     if isinstance(error.__cause__, OmegaConfBaseException):

@@ -25,7 +25,7 @@ from trainer.summary import SteadyState, run_status
 from trainer.wandb_labels import wandb_config
 from trainer.wandb_sink import open_wandb
 
-LATER_FILES = ("summary.json", "verdict.json", "trace.json", "report.html")  # a job's, once it has rows
+OTHER_FILES = ("config.yaml", "summary.json", "verdict.json", "trace.json", "report.html")
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ def open_folder(
 ) -> Folder:
     """Makes the run's folder with config.yaml in it, then the file of rows, then the W&B run.
 
-    What an earlier job left there of rows and of `LATER_FILES` is set aside, so that no reader mixes the two.
+    What an earlier job left there of rows and of `OTHER_FILES` is set aside, so that no reader mixes the two.
 
     `environment` is what the caller knows (threads per rank, backend, device, ...);
     versions, processors and the commit of the working tree are added here.
@@ -165,7 +165,7 @@ def open_folder(
     public = plain(redactor.mapping(mapping), "", [])
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        set_aside(run_dir, (rows_name, *LATER_FILES))
+        set_aside(run_dir, (rows_name, *OTHER_FILES))
         write_atomically(run_dir / "config.yaml", yaml.safe_dump(public, sort_keys=False, allow_unicode=True))
         rows = MetricsFile(run_dir / rows_name)
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError, shown
@@ -49,6 +50,13 @@ ABOVE_ZERO = (
 ).split()
 BELOW_ONE = "optimizer.momentum optimizer.betas".split()
 AT_MOST_ONE = ["lr_schedule.min_ratio"]
+AT_MOST = {  # beyond these nothing starts, or not in any time that a user waits
+    "model.num_layers": 100_000,
+    "data.prefetch": 10_000,
+    "trainer.num_threads": 4096,
+    "collectives.timeout_s": 10_000_000,
+    "logger.timeout_s": 10_000_000,
+}
 NOT_EMPTY = (
     "model.name strategy.name cluster.name logger.project plugins data.inputs data.targets "
     "data.eval_inputs data.eval_targets collectives.link_curve"
@@ -87,6 +95,8 @@ def _check_values(config: RunConfig) -> None:
     require(config, ABOVE_ZERO, lambda number: number > 0, "must be above 0")
     require(config, BELOW_ONE, lambda number: 0 <= number < 1, "must be at least 0 and below 1")
     require(config, AT_MOST_ONE, lambda number: 0 <= number <= 1, "must be from 0 to 1")
+    for key, most in AT_MOST.items():
+        require(config, [key], partial(operator.ge, most), f"must be at most {most:,}")
     require(config, ["seed"], lambda number: number <= LARGEST_SEED, f"must be at most {LARGEST_SEED}")
 
 
@@ -194,6 +204,11 @@ def _check_training(config: RunConfig) -> None:
         raise InputError(
             f"{shown('trainer.profile', list(trainer.profile))} must name a first and a last step, "
             f"the first not after the last"
+        )
+    if trainer.profile is not None and trainer.profile[1] >= trainer.max_steps:
+        raise InputError(
+            f"{shown('trainer.profile', list(trainer.profile))} must lie within the steps, which are 0 to "
+            f"{trainer.max_steps - 1} with trainer.max_steps={trainer.max_steps}"
         )
     if config.collectives.backend == "nccl" and trainer.device == "cpu":
         raise InputError("collectives.backend=nccl needs GPUs; with trainer.device=cpu take gloo or auto")
