@@ -193,13 +193,13 @@ def test_regression_evaluates_the_loss_alone(ranks: RankPools) -> None:
 def test_a_run_that_diverges_in_its_last_step_does_not_end_well(ranks: RankPools) -> None:
     """The training loss of the only step is that of the initial weights; the evaluation's is not finite."""
     run = dataclasses.replace(
-        config(StrategyConfig("ddp"), trainer=TrainerConfig(max_steps=1)),
+        training.config(StrategyConfig("ddp"), trainer=TrainerConfig(max_steps=1)),
         optimizer=OptimizerConfig("sgd", lr=1e300),
     )
     with pytest.raises(
         AssertionError, match=r"loss of the held-out rows is (nan|inf) after step 0; all ranks"
     ):
-        ranks[2].run(train, run)
+        ranks[2].run(training.train, run)
 
 
 def test_a_norm_that_is_nan_under_a_finite_loss_is_called_by_its_name() -> None:
