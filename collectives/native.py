@@ -19,6 +19,8 @@ from collectives.transfer import Transfer
 
 Starter = Callable[[Any, Any], Any]  # (tensor, output) -> work
 
+MOST_KEPT_BYTES = 65536  # of a kind of call, of which a group remembers thousands
+
 GLOO_OPS = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,  # gloo has no mean: its caller divides
@@ -179,14 +181,15 @@ def ready_recv(group: Group, place: int, tag: int) -> Starter:
 
 
 class OnACopy:
-    """A work on memory that is kept for the next call once this one is complete."""
+    """A work on memory that is kept for the next call once this one is complete, if it is small."""
 
     def __init__(self, work: dist.Work, memory: Tensor, spare: list[Tensor]) -> None:
         self.work, self.memory, self.spare = work, memory, spare
 
     def wait(self) -> None:
         self.work.wait()
-        self.spare.append(self.memory)
+        if self.memory.nbytes <= MOST_KEPT_BYTES:
+            self.spare.append(self.memory)
 
 
 class LastBlocks:

@@ -10,7 +10,8 @@ or does not come within the group's timeout, raises a RuntimeError that names th
 it divides: what overflows as a sum overflows. What min and max make of a NaN is the algorithm's: those
 written by hand pass it on, gloo's may not. Integer sums wrap. `algorithm` is `auto` (by size and group, from
 measurement), `native` (the backend's own) or a name in `traffic.ALGORITHMS`. Tensors need not be contiguous;
-what is not is copied. Gradients are not recorded.
+what is not is copied. Keep what an asynchronous call returns until it is complete: dropped, its messages may
+be lost, and a peer waits for them. Gradients are not recorded.
 
 Where a tensor holds one block of each rank, its leading dimension says so, in either of two forms: stacked,
 [n, *block], or concatenated, [n * rows, *row]. With `sizes`, rows of each rank's block, it is

@@ -81,7 +81,7 @@ def reduce(
     check_tensor(tensor, group, op)
     place = place_of(group, root, "root")
     is_root = place == group.index
-    target = output_like(tensor, output, "reduce")
+    target = output_like(tensor, output, "reduce") if is_root else tensor
     result = target if is_root else None
     if output is not None and is_root:
         check_apart("reduce", tensor, output, may_be_equal=True)
@@ -139,6 +139,8 @@ def scatter(
         sizes: on all ranks, or on none.
     """
     key = None
+    if tensor is not None and not isinstance(tensor, Tensor):
+        raise ValueError(f"scatter takes one tensor with a block for each, not a {type(tensor).__name__}")
     if isinstance(output, Tensor) and sizes is None:
         source = None if tensor is None else (tensor.dtype, tensor.shape)
         key = ("scatter", root, algorithm, source, output.dtype, output.shape)

@@ -230,6 +230,13 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     (["bench.factor=1"], "bench.factor=1.0 must be above 1"),
     (["bench.iterations=0"], "bench.iterations=0 must be at least 1"),
+    (["bench.sizes=[0]"], "bench.sizes[0]=0 must be at least 1 byte"),
+    (["bench.min_size=0"], "bench.min_size=0 must be at least 1 byte"),
+    (["collectives.timeout_s=1e300"], "collectives.timeout_s=1e+300 must be at most 10,000,000"),
+    (
+        ["world_size=1", "bench.operations=[send_recv]"],
+        "world_size=1 leaves nothing to measure: send_recv needs a peer; take 2 ranks",
+    ),
     (
         ["bench.min_size=1MiB", "bench.max_size=1MB"],
         "bench.min_size=1MiB is more than bench.max_size=1MB",

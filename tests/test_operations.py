@@ -292,6 +292,7 @@ def refusals(world: World) -> list[str]:
         lambda: wire.broadcast(floats, group, n),
         lambda: wire.gather(floats, group, world.rank),
         lambda: wire.scatter(None, group, world.rank, output=floats),
+        lambda: wire.scatter([floats] * n, group, world.rank, output=floats),  # type: ignore[arg-type]
         lambda: wire.send(floats, group, world.rank),
         lambda: wire.recv(floats, group, n + 3),
     ]
@@ -337,6 +338,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_sent(ranks: RankPools) -
             ("root=3", "[0, 1, 2]"),
             ("gather needs an output",),
             ("scatter needs a tensor",),
+            ("scatter takes one tensor", "not a list"),
             ("peer=1 is this rank itself",),
             ("peer=6", "[0, 1, 2]"),
             ("not in group", "[0]"),

@@ -5,14 +5,16 @@ As in `trainer.config`, nothing here imports torch.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from trainer.config import ClusterConfig, LoggerConfig
 from trainer.errors import InputError, shown
 from trainer.job import JobConfig
 from trainer.sizes import read_size, sweep
-from trainer.validate import CHOICES, check_choices, check_cluster, require
+from trainer.validate import CHOICES, MOST_S, check_choices, check_cluster, require
 
 OPERATIONS = (
     "all_reduce",
@@ -81,8 +83,15 @@ class BenchSection:
         """
         if self.sizes is not None:
             sizes = {read_size(text, f"bench.sizes[{i}]") for i, text in enumerate(self.sizes)}
+            if min(sizes) < 1:
+                place = next(i for i, text in enumerate(self.sizes) if read_size(text, "") < 1)
+                raise InputError(
+                    f"{shown(f'bench.sizes[{place}]', self.sizes[place])} must be at least 1 byte"
+                )
             return sorted(sizes)
         least = read_size(self.min_size, "bench.min_size")
+        if least < 1:
+            raise InputError(f"{shown('bench.min_size', self.min_size)} must be at least 1 byte")
         most = read_size(self.max_size, "bench.max_size")
         if least > most:
             raise InputError(f"bench.min_size={self.min_size} is more than bench.max_size={self.max_size}")
@@ -136,6 +145,9 @@ class BenchRun(JobConfig):
         require(self, ["bench.factor"], lambda number: number > 1, "must be above 1")
         positive = ["collectives.timeout_s", "logger.timeout_s"]
         require(self, positive, lambda number: number > 0, "must be above 0")
+        require(self, positive, partial(operator.ge, MOST_S), f"must be at most {MOST_S:,}")
+        if self.world_size == 1 and set(self.bench.operations) == {"send_recv"}:
+            raise InputError("world_size=1 leaves nothing to measure: send_recv needs a peer; take 2 ranks")
         texts = ["bench.algorithms", "cluster.name", "logger.project"]
         require(self, texts, lambda text: bool(text.strip()), "must not be empty")
         check_cluster(self.cluster)
