@@ -207,9 +207,8 @@ class LastBlocks:
         start = tensor.data_ptr()
         if self.last() is not tensor or self.start != start:
             self.last, self.start = weakref.ref(tensor, self._forget), start
-            self.blocks = list(
-                tensor.detach().view(-1).chunk(self.n)
-            )  # detached: views keep what they are of
+            flat = tensor.detach().view(-1)  # blocks of `tensor` itself would keep it alive
+            self.blocks = list(flat.chunk(self.n))
         return self.blocks
 
     def _forget(self, gone: object) -> None:

@@ -153,12 +153,12 @@ class _App:
             if plan is not None:
                 self._refuse_secrets()
                 return self._run_sweep(find_folder(plan), flags)
+            if flags.help:
+                _list_groups_once()
             self._start()
         return 0
 
     def _start(self) -> int:
-        if getattr(get_args_parser().parse_known_args()[0], "help", False):
-            _list_groups_once()
         hydra.main(version_base="1.3", config_path=CONF, config_name=self._job.root)(self._task)()
         return 0
 
